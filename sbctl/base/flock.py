@@ -1,0 +1,56 @@
+"""Kernel file locks: released by the kernel when the holder dies, never inherited by children, never renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sbctl.base.fs import disk_error
+
+__all__ = ["FileLock", "held"]
+
+
+class FileLock:
+    """An exclusive or shared `flock` on a file of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def try_acquire(self, *, shared: bool = False) -> bool:
+        """True when the lock is now ours; False when somebody else holds it. Raises SbctlError when the file cannot be opened."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._fd is not None
+
+
+@contextlib.contextmanager
+def held(path: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Try the lock for the length of the block; yields whether it was got."""
+    lock = FileLock(path)
+    got = lock.try_acquire(shared=shared)
+    try:
+        yield got
+    finally:
+        lock.release()

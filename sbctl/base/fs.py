@@ -1,0 +1,342 @@
+"""Durable files. The one module that renames, fsyncs and removes; everything durable goes through `write_atomic`.
+
+Protocol of a durable write (ALICE, OSDI'14): a temporary name in the same directory, created O_EXCL|O_NOFOLLOW|O_CLOEXEC, write,
+fsync, close, rename, fsync the directory. An error before the rename leaves the old content and no temporary file. A failed fsync of
+the directory is `DurabilityUnknownError`: the new content may be visible, so the caller reads before it acts. A failed fsync is never retried.
+
+`OPS` is the port to the system: fault tests replace it and fail the n-th call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sbctl.base.errors import DurabilityUnknownError, InputError, SbctlError
+
+__all__ = [
+    "FileOps",
+    "disk_error",
+    "ensure_directory",
+    "free_bytes",
+    "fsync_directory",
+    "install_file",
+    "link_or_copy",
+    "read_bounded",
+    "remove_file",
+    "remove_tree",
+    "replace_symlink",
+    "sweep_temporaries",
+    "use_ops",
+    "write_atomic",
+]
+
+_TEMP_PREFIX: Final = ".sbctl-tmp-"
+
+
+class FileOps:
+    """System calls that can fail. One method a call, so that a test can count and break them."""
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        return os.open(path, flags, mode)
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        return os.write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: str, mode: int) -> None:
+        os.mkdir(path, mode)
+
+    def symlink(self, value: str, path: str) -> None:
+        os.symlink(value, path)
+
+    def chmod(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+
+OPS: FileOps = FileOps()
+
+
+@contextlib.contextmanager
+def use_ops(ops: FileOps) -> Iterator[None]:
+    """Replace the port to the system for the duration of a test."""
+    global OPS  # noqa: PLW0603 - the one switch for fault tests
+    previous, OPS = OPS, ops
+    try:
+        yield
+    finally:
+        OPS = previous
+
+
+_DISK_CODES: Final = {
+    errno.ENOSPC: ("disk.full", "the disk is full", "free space on this filesystem, then run the command again"),
+    errno.EDQUOT: (
+        "disk.quota",
+        "the disk quota is used up",
+        "raise the quota or free space, then run the command again",
+    ),
+    errno.EROFS: ("disk.read_only", "the filesystem is read-only", "remount it writable or choose another directory"),
+    errno.EIO: (
+        "disk.io_error",
+        "the disk reported an I/O error",
+        "check the disk (dmesg, smartctl) before running again",
+    ),
+    errno.EACCES: (
+        "disk.permission",
+        "permission was denied",
+        "run as the owner of this path, or choose another directory",
+    ),
+    errno.EPERM: (
+        "disk.permission",
+        "permission was denied",
+        "run as the owner of this path, or choose another directory",
+    ),
+    errno.ELOOP: (
+        "disk.symlink_refused",
+        "a symbolic link stands where a file of ours belongs",
+        "look who placed it and remove it",
+    ),
+    errno.ENOENT: ("disk.missing", "the path does not exist", None),
+}
+
+
+def disk_error(error: OSError, path: Path | str) -> SbctlError:
+    """The error for the reader behind an OSError on a durable path."""
+    code, sentence, step = _DISK_CODES.get(
+        error.errno or 0, ("disk.failed", f"the system said: {error.strerror or error}", None)
+    )
+    return SbctlError(
+        code, sentence, place=str(path), next_step=step, retryable=error.errno in (errno.ENOSPC, errno.EDQUOT)
+    )
+
+
+def fsync_directory(path: Path) -> None:
+    """Make names in `path` durable. Raises DurabilityUnknownError, since the names may already be visible."""
+    try:
+        fd = OPS.open(str(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            OPS.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise DurabilityUnknownError(
+            "disk.durability_unknown",
+            f"a new name may not survive a power cut: {error.strerror}",
+            place=str(path),
+            next_step="check the disk, then run the command again: it reads before it acts",
+        ) from error
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[OPS.write(fd, view) :]
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace or create `path` durably with exactly `data` and `mode`.
+
+    After an SbctlError the old content stands; after DurabilityUnknownError read the file. A target that exists and is
+    not a regular file is refused.
+    """
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise SbctlError("disk.not_a_file", "something that is not a regular file stands here", place=str(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise disk_error(error, path) from error
+    temporary = str(path.parent / f"{_TEMP_PREFIX}{secrets.token_hex(8)}")
+    try:
+        fd = OPS.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            _write_all(fd, data)
+            OPS.chmod(fd, mode)
+            OPS.fsync(fd)
+        finally:
+            os.close(fd)
+        OPS.rename(temporary, str(path))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise disk_error(error, path) from error
+    fsync_directory(path.parent)
+
+
+def install_file(source: Path, target: Path, *, mode: int) -> None:
+    """Move a finished file to its durable name on the same filesystem: chmod, fsync, rename, fsync of the directory."""
+    try:
+        fd = OPS.open(str(source), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            OPS.chmod(fd, mode)
+            OPS.fsync(fd)
+        finally:
+            os.close(fd)
+        OPS.rename(str(source), str(target))
+    except OSError as error:
+        raise disk_error(error, target) from error
+    fsync_directory(target.parent)
+
+
+def ensure_directory(path: Path, *, mode: int = 0o700) -> None:
+    """Create `path` and missing parents durably. An existing directory keeps its mode; anything else there is refused."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        ensure_directory(path.parent, mode=mode if mode != 0o700 else 0o755)
+    try:
+        OPS.mkdir(str(path), mode)
+    except FileExistsError as error:
+        if not path.is_dir():
+            raise SbctlError(
+                "disk.not_a_directory", "something that is not a directory stands here", place=str(path)
+            ) from error
+        return
+    except OSError as error:
+        raise disk_error(error, path) from error
+    fsync_directory(path.parent)
+
+
+def read_bounded(path: Path, *, max_bytes: int) -> bytes:
+    """The whole regular file, never more than `max_bytes`, never a FIFO, device or directory.
+
+    Raises InputError `file.missing`, `file.not_regular`, `file.too_large`, `file.unreadable`.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise InputError("file.missing", "there is no such file", place=str(path)) from error
+    except OSError as error:
+        raise InputError("file.unreadable", f"the file cannot be opened: {error.strerror}", place=str(path)) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError("file.not_regular", "this is not a regular file", place=str(path))
+        chunks, total = [], 0
+        while chunk := os.read(fd, min(1 << 20, max_bytes + 1 - total)):
+            chunks.append(chunk)
+            total += len(chunk)
+            if total > max_bytes:
+                raise InputError(
+                    "file.too_large", f"the file is larger than the {max_bytes} bytes that are read", place=str(path)
+                )
+        return b"".join(chunks)
+    except OSError as error:
+        raise InputError("file.unreadable", f"the file cannot be read: {error.strerror}", place=str(path)) from error
+    finally:
+        os.close(fd)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link where the filesystem allows one, else a copy with fsync. The target must not exist."""
+    try:
+        OPS.link(str(source), str(target))
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise disk_error(error, target) from error
+    try:
+        with source.open("rb") as reader:
+            fd = OPS.open(str(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
+            try:
+                while chunk := reader.read(1 << 20):
+                    _write_all(fd, chunk)
+                OPS.fsync(fd)
+            finally:
+                os.close(fd)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(target)
+        raise disk_error(error, target) from error
+
+
+def replace_symlink(path: Path, value: str) -> None:
+    """Point the symbolic link `path` at `value` atomically and durably."""
+    temporary = str(path.parent / f"{_TEMP_PREFIX}{secrets.token_hex(8)}")
+    try:
+        OPS.symlink(value, temporary)
+        OPS.rename(temporary, str(path))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise disk_error(error, path) from error
+    fsync_directory(path.parent)
+
+
+def remove_file(path: Path) -> bool:
+    """Unlink durably; False when it was not there."""
+    try:
+        OPS.unlink(str(path))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise disk_error(error, path) from error
+    fsync_directory(path.parent)
+    return True
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove a directory tree: renamed out of the way first, so that a crash leaves nothing half there under its name."""
+    doomed = path.parent / f"{_TEMP_PREFIX}{secrets.token_hex(8)}"
+    try:
+        OPS.rename(str(path), str(doomed))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise disk_error(error, path) from error
+    fsync_directory(path.parent)
+    for root, directories, _files in os.walk(doomed):
+        for name in directories:
+            with contextlib.suppress(OSError):
+                os.chmod(os.path.join(root, name), 0o700, follow_symlinks=False)
+    shutil.rmtree(doomed, ignore_errors=True)
+    if doomed.exists():
+        raise SbctlError("disk.failed", "the directory could not be removed whole", place=str(doomed))
+    return True
+
+
+def sweep_temporaries(directory: Path, *, older_than_s: float, now_s: float) -> int:
+    """Remove what a crash left under our temporary names, if older than an hour or so. Returns how many."""
+    count = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            if (
+                entry.name.startswith(_TEMP_PREFIX)
+                and now_s - entry.stat(follow_symlinks=False).st_mtime > older_than_s
+            ):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)
+                count += 1
+    return count
+
+
+def free_bytes(path: Path) -> int | None:
+    """Bytes an ordinary user may still write below `path` or its nearest existing parent; None when unknown."""
+    for candidate in (path, *path.parents):
+        try:
+            status = os.statvfs(candidate)
+        except OSError:
+            continue
+        return status.f_bavail * status.f_frsize
+    return None

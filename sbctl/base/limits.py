@@ -1,0 +1,60 @@
+"""Every limit with its unit, in one place. A limit is a promise about memory and time, so changing one is a change of contract."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+# Input documents
+CONFIG_MAX_BYTES: Final = 1 * MIB
+CONFIG_MAX_DEPTH: Final = 64
+CATALOG_MAX_BYTES: Final = 4 * MIB
+CATALOG_MAX_MODELS: Final = 1024
+CATALOG_MAX_VARIANTS: Final = 128
+CATALOG_MAX_ENGINES: Final = 16
+ID_MAX_CHARS: Final = 128
+PATH_MAX_CHARS: Final = 4096
+BUNDLE_MAX_BYTES: Final = 512 * KIB
+STATE_DOCUMENT_MAX_BYTES: Final = 64 * MIB
+PLAN_MAX_BYTES: Final = 64 * MIB
+JSON_MAX_DEPTH: Final = 64
+JSON_INT_MAX: Final = 2**53 - 1
+
+# Trust
+CLOCK_SKEW_LEEWAY_S: Final = 60
+KEY_FILE_MAX_BYTES: Final = 8 * KIB
+
+# Node interface
+FRAME_MAX_BYTES: Final = 8 * MIB
+BLOB_CHUNK_BYTES: Final = 1 * MIB
+NODE_CALL_DEADLINE_S: Final = 600.0
+SNAPSHOT_DEADLINE_S: Final = 20.0
+SSH_CONNECT_DEADLINE_S: Final = 10.0
+SSH_KEEPALIVE_S: Final = 30
+REMOTE_OUTPUT_MAX_BYTES: Final = 1 * MIB
+CONNECT_MAX_PARALLEL: Final = 16
+
+# Runtime HTTP
+HTTP_HEADER_MAX_BYTES: Final = 16 * KIB
+HTTP_HEADER_DEADLINE_S: Final = 5.0
+ADMIN_BODY_MAX_BYTES: Final = 512 * KIB
+DATA_BODY_MAX_BYTES: Final = 16 * MIB
+HTTP_IDLE_S: Final = 75.0
+
+# Engines
+ENGINE_READY_DEADLINE_S: Final = 300.0
+ENGINE_STOP_GRACE_S: Final = 10.0
+ENGINE_STDERR_RING_BYTES: Final = 64 * KIB
+ENGINE_PROBE_INTERVAL_S: Final = 0.1
+RESTART_BACKOFF_FIRST_S: Final = 1.0
+RESTART_BACKOFF_CAP_S: Final = 60.0
+CRASH_LOOP_ATTEMPTS: Final = 5
+
+# Downloads
+DOWNLOAD_STALL_S: Final = 60.0
+DOWNLOAD_MAX_REDIRECTS: Final = 5
+DOWNLOAD_ATTEMPTS: Final = 4
+INDEX_PAGE_MAX_BYTES: Final = 32 * MIB

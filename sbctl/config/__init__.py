@@ -1,0 +1,1 @@
+"""sb.yml: read, checked, merged, with every error at its line."""

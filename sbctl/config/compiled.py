@@ -1,0 +1,104 @@
+"""What configuration becomes: one merged, checked, immutable value from which every provider derives what it desires.
+
+Merge order: host over group over `fleet.defaults` over the global block. Secrets appear only as references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sbctl.artifacts.model import ArtifactFacts, Delivery
+from sbctl.base.connection import Connection
+from sbctl.base.errors import Diagnostic, SourceSpan
+from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
+from sbctl.trust.bundle import ApiKeyEntry
+
+__all__ = ["CompiledConfig", "CompiledDeployment", "CompiledHost", "CompiledOrigin", "PublicRoute", "SecretRef"]
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """Where a secret comes from, never what it is.
+
+    `reference` is `env:NAME`, `file:PATH`, `exec:COMMAND`, `node-file:PATH` or `inline:<json pointer>` for a value written in sb.yml itself.
+    `fingerprint` is keyed by the lineage (16 hex); None when it cannot be known while planning.
+    """
+
+    name: str
+    reference: str
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledDeployment:
+    """One deployment on one host: the user's fields with defaults filled in, and what the catalog says about its model."""
+
+    id: str
+    model: DeploymentModel
+    artifact: ArtifactFacts
+    engine: str
+    """Resolved: never `auto`."""
+    engine_policy: EngineModel
+    context_length: int
+    max_concurrency: int
+    cold_start: str
+    delivery: Delivery
+    span: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublicRoute:
+    """A public model name of an origin and the deployment that answers it."""
+
+    model: str
+    deployment: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledOrigin:
+    hostname: str
+    routes: tuple[PublicRoute, ...]
+    default_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledHost:
+    """One host with its overlays merged in."""
+
+    name: str
+    connection: Connection
+    roles: frozenset[str]
+    labels: Mapping[str, str]
+    proxy: ProxyModel
+    model_host: ModelHostModel
+    deployments: Mapping[str, CompiledDeployment]
+    origins: Mapping[str, CompiledOrigin]
+    api_keys: Mapping[str, ApiKeyEntry]
+    public: bool
+    admin_password: SecretRef | None
+    delivery: Delivery
+    python: str | None = None
+    keep_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledConfig:
+    """The whole file. `digest` changes exactly when something that can matter to a plan does; `notes` are findings that do not stop a plan."""
+
+    path: str
+    fleet_name: str
+    digest: str
+    catalog_digest: str
+    hosts: Mapping[str, CompiledHost]
+    signers: Mapping[str, str] | None
+    """Declared by `fleet.trust.signers`; None when the state keeps the set."""
+    runtime_version: str | None
+    secrets: Mapping[str, SecretRef]
+    prevent_destroy: tuple[str, ...] = ()
+    """Address patterns."""
+    notes: tuple[Diagnostic, ...] = ()
+    state_directory: str = ".sbctl"
+    deployments_declared: bool = True
+    """False: the deployments map was emptied; a plan that would remove all needs --allow-empty."""
+    extra: Mapping[str, str] = field(default_factory=dict)

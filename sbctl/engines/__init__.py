@@ -1,0 +1,1 @@
+"""Engines: what a build accepts, the argv for it, the environment. Starts nothing."""

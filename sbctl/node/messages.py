@@ -1,0 +1,219 @@
+"""Methods of the node interface with their parameters and results.
+
+One channel a host. Each message is a frame: 4 bytes big-endian length, then UTF-8 JSON (at most FRAME_MAX_BYTES).
+
+    node → control   {"hello": {"protocol": 1, "version": "0.1.0", "pid": 4711}}                       once, first
+    control → node   {"id": 1, "method": "engine.install", "params": {…}, "secrets": {"name": "<base64>"}}
+    node → control   {"id": 1, "progress": {"done": 10, "total": 100, "note": "…"}}                     any number
+    node → control   {"id": 1, "result": {…}}   or   {"id": 1, "error": SbctlError.to_wire()}           exactly one
+
+Requests on one channel run one after another. Closing the channel cancels the running one; what it had begun is found by the
+next snapshot. Every mutating method is idempotent: called again with the same parameters it finds its work done.
+
+`runtime.install` alone is answered before the node interface exists: the session runs it by the stdlib-only bootstrap script.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.ids import DIGEST_RE
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "ArtifactImport",
+    "ArtifactPull",
+    "ArtifactRemove",
+    "BundleApply",
+    "DeploymentAction",
+    "EngineInstall",
+    "EngineRemove",
+    "HostMark",
+    "HostUnmark",
+    "Method",
+    "RuntimeActivate",
+    "RuntimeConfig",
+    "RuntimeInstall",
+    "RuntimeRemove",
+    "WheelFile",
+]
+
+PROTOCOL_VERSION: Final = 1
+
+_DIGEST = f"^{DIGEST_RE.pattern}$"
+
+
+class Method(StrEnum):
+    """Every call a host answers."""
+
+    SNAPSHOT = "snapshot"
+    HOST_MARK = "host.mark"
+    HOST_UNMARK = "host.unmark"
+    RUNTIME_INSTALL = "runtime.install"
+    RUNTIME_ACTIVATE = "runtime.activate"
+    RUNTIME_REMOVE = "runtime.remove"
+    ENGINE_INSTALL = "engine.install"
+    ENGINE_REMOVE = "engine.remove"
+    ARTIFACT_PULL = "artifact.pull"
+    ARTIFACT_IMPORT = "artifact.import"
+    ARTIFACT_REMOVE = "artifact.remove"
+    BUNDLE_APPLY = "bundle.apply"
+    BUNDLE_CLEAR = "bundle.clear"
+    DEPLOYMENT_ACTION = "deployment.action"
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class HostMark(_Params):
+    """Claim the host for one lineage. Refused with `host.other_lineage` when another one holds it. → {"marker": {…}}"""
+
+    lineage: str
+    host: str
+
+
+class HostUnmark(_Params):
+    """Give the host up: removes the marker and every directory of ours that is empty or ours alone, weights only if asked. → {}
+
+    Refused with `host.not_empty` while a runtime is installed.
+    """
+
+    lineage: str
+    keep_weights: bool = False
+
+
+class WheelFile(_Params):
+    """One file of a wheelhouse, already put on the host under its digest."""
+
+    filename: str = Field(pattern=r"^[A-Za-z0-9._+-]{1,200}\.whl$")
+    sha256: str = Field(pattern=_DIGEST)
+
+
+class RuntimeInstall(_Params):
+    """Create `<opt>/<version>` from wheels that were put, offline, hashes required; nothing is switched yet. → {"path": str}"""
+
+    version: str
+    python: str
+    uv: WheelFile
+    wheels: tuple[WheelFile, ...]
+
+
+class RuntimeConfig(_Params):
+    """What `sbctl-runtime serve` reads from `<etc>/runtime.json`; nothing here changes without a restart."""
+
+    schema_version: Literal[1] = 1
+    lineage: str
+    host: str
+    labels: dict[str, str] = Field(default_factory=dict)
+    http_bind_address: str = "127.0.0.1"
+    http_bind_port: int = Field(default=8080, ge=0, le=65535)
+    admin_enabled: bool = False
+    admin_bind: str = "127.0.0.1"
+    admin_port: int = Field(default=9090, ge=0, le=65535)
+    admin_username: str = "admin"
+    authority: Literal["file_managed", "admin_managed", "cluster_authority"] = "file_managed"
+    cache_directory: str | None = None
+    cache_budget_bytes: int | None = Field(default=None, gt=0)
+    max_resident_models: int | None = Field(default=None, gt=0)
+    max_parallel_prepares: int = Field(default=2, gt=0)
+    safety_margin: float = Field(default=0.10, ge=0, lt=1)
+    shutdown_deadline_ms: int = Field(default=30_000, gt=0)
+    handoff_timeout_ms: int = Field(default=60_000, gt=0)
+
+
+class RuntimeActivate(_Params):
+    """Make `version` the running runtime with this configuration and trust.
+
+    Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent), renders and verifies
+    the unit, switches `current`, restarts only when something decisive differs or the runtime is not healthy, and answers once the control
+    socket says healthy. `trust_envelope` is a DSSE envelope of payload type TRUST_PAYLOAD_TYPE. → {"pid", "unit_sha256", "config_sha256",
+    "trust_digest", "supervision": "system"|"user"|"parent"}
+    """
+
+    version: str
+    config: RuntimeConfig
+    trust_envelope: str
+
+
+class RuntimeRemove(_Params):
+    """Stop the runtime and its engines, remove unit, programs, configuration, secrets and state; not the cache. → {}"""
+
+    lineage: str
+
+
+class EngineInstall(_Params):
+    """Install an engine of our own. `wheel` was put by digest, or is fetched from the package index when `pull`. → {"path", "version", "digest"}"""
+
+    engine: Literal["llama_cpp"]
+    launch: Literal["wheel"]
+    project: str
+    version: str
+    wheel: WheelFile
+    python: str
+    delivery: Literal["pull", "push"]
+
+
+class EngineRemove(_Params):
+    """Remove an engine that we installed; one found on PATH is not ours. → {"removed": bool}"""
+
+    engine: Literal["llama_cpp"]
+    version: str
+
+
+class ArtifactPull(_Params):
+    """Fetch, verify and publish into the host's cache; a complete one is found by its seal. → {"artifact", "downloaded_bytes"}"""
+
+    artifact: ArtifactFacts
+
+
+class ArtifactImport(_Params):
+    """Publish files that were put by their digests. → {"artifact", "imported_bytes"}"""
+
+    artifact: ArtifactFacts
+
+
+class ArtifactRemove(_Params):
+    """Remove one artifact; its blobs go when nothing else names them. Refused with `artifact.in_use` while leased. → {"removed", "reclaimed_bytes"}"""
+
+    artifact: str = Field(pattern=_DIGEST)
+
+
+class BundleApply(_Params):
+    """Hand a signed bundle to the runtime: verified, fenced, prepared, committed as one transaction. → {"revision", "content_digest", "report"}
+
+    `expected_revision` is compared and set: the revision the operator planned from, None when the runtime had none.
+    """
+
+    envelope: str
+    expected_revision: int | None = None
+
+
+class DeploymentAction(_Params):
+    """Load, stop or reset one deployment now; desired state is untouched. → the status row"""
+
+    deployment: str
+    action: Literal["load", "stop", "reset"]
+
+
+PARAMS: Final[dict[Method, type[BaseModel]]] = {
+    Method.HOST_MARK: HostMark,
+    Method.HOST_UNMARK: HostUnmark,
+    Method.RUNTIME_INSTALL: RuntimeInstall,
+    Method.RUNTIME_ACTIVATE: RuntimeActivate,
+    Method.RUNTIME_REMOVE: RuntimeRemove,
+    Method.ENGINE_INSTALL: EngineInstall,
+    Method.ENGINE_REMOVE: EngineRemove,
+    Method.ARTIFACT_PULL: ArtifactPull,
+    Method.ARTIFACT_IMPORT: ArtifactImport,
+    Method.ARTIFACT_REMOVE: ArtifactRemove,
+    Method.BUNDLE_APPLY: BundleApply,
+    Method.DEPLOYMENT_ACTION: DeploymentAction,
+}
+"""SNAPSHOT and BUNDLE_CLEAR take no parameters."""
+
+Json = dict[str, Any]

@@ -1,0 +1,152 @@
+"""What one host says about itself: one call, all kinds. Everything in it is foreign until `NodeSnapshot` accepted it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "ArtifactState",
+    "BundleState",
+    "DeploymentState",
+    "DiskState",
+    "EngineState",
+    "HostFacts",
+    "HostMarker",
+    "NodePathsState",
+    "NodeSnapshot",
+    "PythonFact",
+    "ReplicaState",
+    "RuntimeState",
+]
+
+
+class _Fact(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class PythonFact(_Fact):
+    path: str = Field(max_length=512)
+    version: str = Field(max_length=32)
+    """`3.11.2`"""
+
+
+class HostFacts(_Fact):
+    hostname: str = Field(default="", max_length=256)
+    machine_id: str = Field(default="", max_length=64)
+    boot_id: str = Field(default="", max_length=64)
+    os_id: str = Field(default="", max_length=64)
+    os_version: str = Field(default="", max_length=64)
+    kernel: str = Field(default="", max_length=128)
+    arch: str = Field(default="", max_length=32)
+    libc: str = Field(default="", max_length=32)
+    """`glibc-2.36`, `musl-1.2`, or empty."""
+    cpu_count: int = Field(default=0, ge=0)
+    memory_total_bytes: int = Field(default=0, ge=0)
+    memory_available_bytes: int = Field(default=0, ge=0)
+    uid: int = Field(default=0, ge=0)
+    init: Literal["systemd_system", "systemd_user", "none"] = "none"
+    pythons: tuple[PythonFact, ...] = ()
+    now: str = Field(default="", max_length=40)
+    gpus: tuple[dict[str, str | int], ...] = ()
+
+
+class HostMarker(_Fact):
+    lineage: str = Field(max_length=64)
+    host: str = Field(max_length=128)
+
+
+class NodePathsState(_Fact):
+    etc: str
+    state: str
+    cache: str
+    opt: str
+    staging: str
+    """Where `put` leaves `blobs/<digest>`."""
+
+
+class DiskState(_Fact):
+    cache_free_bytes: int | None = None
+    state_free_bytes: int | None = None
+
+
+class RuntimeState(_Fact):
+    """`config_sha256`, `trust_digest`, `unit_sha256` are of the files as they stand; None when missing."""
+
+    installed_versions: tuple[str, ...] = ()
+    current_version: str | None = None
+    supervision: Literal["system", "user", "parent", "none"] = "none"
+    unit_path: str | None = None
+    unit_sha256: str | None = None
+    config_sha256: str | None = None
+    trust_digest: str | None = None
+    running: bool = False
+    healthy: bool = False
+    pid: int | None = None
+    version_running: str | None = None
+    started_by_hand: bool = False
+    admin_url: str | None = None
+    http_url: str | None = None
+
+
+class EngineState(_Fact):
+    engine: str
+    launch: Literal["wheel", "binary"]
+    version: str
+    digest: str | None = None
+    path: str
+    ours: bool = True
+
+
+class ArtifactState(_Fact):
+    artifact: str
+    state: Literal["ready", "partial", "corrupt"]
+    size_bytes: int = 0
+    reason: str | None = None
+
+
+class BundleState(_Fact):
+    revision: int
+    content_digest: str
+    key_epoch: int = 0
+    signer: str = ""
+
+
+class ReplicaState(_Fact):
+    replica: int = 0
+    state: str = "configured"
+    pid: int | None = None
+    restarts: int = 0
+    active_requests: int = 0
+    queued_requests: int = 0
+    last_error: str | None = None
+    reason_code: str | None = None
+
+
+class DeploymentState(_Fact):
+    """`stopped_by` is `operator` after an explicit stop (drift), `idle` after keep_alive (not drift), else None."""
+
+    deployment: str
+    generation: int = 0
+    state: str = "configured"
+    content_digest: str = ""
+    stopped_by: Literal["operator", "idle"] | None = None
+    replicas: tuple[ReplicaState, ...] = ()
+    last_error: str | None = None
+
+
+class NodeSnapshot(_Fact):
+    schema_version: Literal[1] = 1
+    bootstrapped: bool
+    """Whether the node interface answered; before that only `host`, `marker`, `paths`, `disk` and installed versions are known."""
+    host: HostFacts = HostFacts()
+    marker: HostMarker | None = None
+    paths: NodePathsState | None = None
+    disk: DiskState = DiskState()
+    runtime: RuntimeState = RuntimeState()
+    engines: tuple[EngineState, ...] = ()
+    """Installed by us, and programs found on PATH (`ours=False`)."""
+    artifacts: tuple[ArtifactState, ...] = ()
+    bundle: BundleState | None = None
+    deployments: tuple[DeploymentState, ...] = ()

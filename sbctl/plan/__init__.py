@@ -1,0 +1,1 @@
+"""Planning, pure: desired, recorded, observed and `now` in; changes out. No file, no network, no clock."""

@@ -1,0 +1,231 @@
+"""The nouns of planning.
+
+Four truths, and a name always says which one it holds: *desired* (sb.yml), *recorded* (the state's memory of the last apply),
+*observed* (what the host reports now), *planned* (what apply would do).
+
+Lifecycle of one resource in a plan: Provider.desired ─► Desired; state ─► Recorded; Provider.interpret ─► Observed;
+Provider.diff(Desired?, Recorded?, Observed) ─► Change. Changes are ordered by `after` edges and never touched again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum
+from typing import Any, Final, Literal
+
+from sbctl.base.connection import Connection
+from sbctl.base.ids import Address
+from sbctl.node.snapshot import NodeSnapshot
+
+__all__ = [
+    "UNKNOWN",
+    "Action",
+    "BlastRadius",
+    "Change",
+    "Desired",
+    "DiffContext",
+    "Leaf",
+    "Observed",
+    "Plan",
+    "PlanMode",
+    "Recorded",
+    "Step",
+    "Unknown",
+]
+
+Action = Literal["create", "update", "replace", "delete", "forget", "no-op", "unreachable"]
+"""One vocabulary in text, JSON and events. `unreachable`: nothing can be said, the host gave no answer."""
+
+PlanMode = Literal["apply", "destroy", "drift", "rollback", "against"]
+
+
+class BlastRadius(IntEnum):
+    """What users of the fleet notice, in rising order."""
+
+    HITLESS = 0
+    RELOAD = 1
+    RESTART = 2
+    BREAKING = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def parse(cls, text: str) -> BlastRadius:
+        """Raises KeyError for anything but the four names."""
+        return cls[text.upper()]
+
+
+class Unknown:
+    """A value that cannot be known yet; `why` completes the sentence "known …" ("after bootstrap")."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"(known {self.why})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unknown) and other.why == self.why
+
+    def __hash__(self) -> int:
+        return hash(("Unknown", self.why))
+
+
+UNKNOWN: Final = Unknown("after bootstrap")
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What sb.yml asks of one resource. `spec` is plain JSON data without secrets; `fingerprint` is of `spec`."""
+
+    address: Address
+    spec: Mapping[str, Any]
+    fingerprint: str
+    host: str
+    connection: Connection
+    after: frozenset[Address] = frozenset()
+    """Edges stay inside one host, except into `bundle.*`."""
+    member_of: Address | None = None
+    """deployment and origin belong to a bundle: planned row by row, applied only by it."""
+    prevent_destroy: bool = False
+    keep: bool = False
+    """Survives the host's removal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the state keeps of one resource after it was made so."""
+
+    address: Address
+    record: Mapping[str, Any]
+    record_version: int
+    fingerprint: str
+    """Of the spec that was applied."""
+    spec: Mapping[str, Any]
+    host: str
+    connection: Connection
+    after: frozenset[Address] = frozenset()
+    member_of: Address | None = None
+    keep: bool = False
+    prevent_destroy: bool = False
+    pending_delete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the host reports of one resource.
+
+    `decisive` facts are sealed into a saved plan and checked again before the host's first step; `informative` ones are shown and never compared.
+    """
+
+    status: Literal["present", "absent", "unreachable", "not_bootstrapped"]
+    owner: Literal["ours", "other_lineage", "unmarked"] = "ours"
+    decisive: Mapping[str, Any] = field(default_factory=dict)
+    informative: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One differing value. `before` and `after` are JSON values, absent ones None; `after` may be Unknown. `path` is dotted."""
+
+    path: str
+    before: Any
+    after: Any
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node call. The executor writes an intent under `key` before it and an outcome after it."""
+
+    key: str
+    """Idempotency key, unique in the plan: `<address>#<n>:<method>`."""
+    method: str
+    params: Mapping[str, Any]
+    """JSON; secrets only by reference."""
+    title: str
+    """In words, for the live view: `install engine llama_cpp 2026.10.11549`."""
+    downtime: Literal["none", "queue", "refuse"] = "none"
+    retry: Literal["safe", "read_first", "never"] = "safe"
+    deadline_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What would happen to one resource, and what it costs."""
+
+    address: Address
+    action: Action
+    reason: str
+    host: str
+    connection: Connection
+    leaves: tuple[Leaf, ...] = ()
+    blast_radius: BlastRadius = BlastRadius.HITLESS
+    download_bytes: int | None = None
+    """None: nothing to fetch or not known; the view tells by `notes`."""
+    memory_bytes: int | None = None
+    """What the catalog says one replica needs."""
+    downtime: Literal["none", "queue", "refuse"] = "none"
+    steps: tuple[Step, ...] = ()
+    after: frozenset[Address] = frozenset()
+    member_of: Address | None = None
+    desired: Desired | None = None
+    recorded: Recorded | None = None
+    decisive: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Further facts for the reader, one sentence each: licence, source, what will not survive a reboot."""
+    drifted: bool = False
+    """Observed differs from recorded: it was changed behind our back."""
+    blocked: str | None = None
+    """A sentence when this change must not be applied (prevent_destroy, other lineage, missing engine); apply exits 4."""
+    blocked_code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All changes in an order in which they can run, with what they were made from. Never holds a secret value."""
+
+    mode: PlanMode
+    lineage: str | None
+    """None: no state yet."""
+    serial: int
+    config_digest: str
+    catalog_digest: str
+    changes: tuple[Change, ...]
+    created_at: datetime
+    hosts: Mapping[str, Connection]
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    """Host → one sentence why."""
+    targets: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    """Not empty: the plan is partial."""
+    notes: tuple[str, ...] = ()
+    header: Mapping[str, str] = field(default_factory=dict)
+    """For the view only: fleet name, who applied last, when. Never used to decide."""
+
+    @property
+    def actionable(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.action not in ("no-op", "unreachable"))
+
+    @property
+    def blast_radius(self) -> BlastRadius:
+        return max((change.blast_radius for change in self.actionable), default=BlastRadius.HITLESS)
+
+
+@dataclass(frozen=True, slots=True)
+class DiffContext:
+    """What a comparison may know beside the three truths. Pure data."""
+
+    now: datetime
+    mode: str
+    snapshot: NodeSnapshot | None
+    """None: the host gave no answer."""
+    member_changes: tuple[Change, ...] = ()
+    """For a bundle: the changes of its members, already planned."""
+    replace: bool = False
+    """The user asked by --replace."""

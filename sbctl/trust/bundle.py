@@ -1,0 +1,133 @@
+"""The bundle: the signed, numbered, complete desired state of one runtime.
+
+Payload models only; `sbctl.trust.verifier` decides whether one is accepted. `content_digest` covers what should run and nothing that
+merely numbers or dates it, so an unchanged desired state has an unchanged digest.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.digests import fingerprint
+from sbctl.base.ids import ID_RE
+from sbctl.base.limits import JSON_INT_MAX
+
+__all__ = [
+    "BUNDLE_PAYLOAD_TYPE",
+    "TRUST_PAYLOAD_TYPE",
+    "ApiKeyEntry",
+    "BundleContent",
+    "BundlePayload",
+    "DeploymentMember",
+    "EnginePolicy",
+    "OriginMember",
+    "TrustSet",
+    "content_digest",
+    "member_digest",
+]
+
+BUNDLE_PAYLOAD_TYPE: Final = "application/vnd.sbctl.bundle.v1+json"
+TRUST_PAYLOAD_TYPE: Final = "application/vnd.sbctl.trust.v1+json"
+
+_Id = Annotated[str, StringConstraints(pattern=f"^{ID_RE.pattern}$", max_length=128)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class EnginePolicy(_Part):
+    """Which engine build serves a deployment. `path` is a named executable; else the engine resource of that version."""
+
+    engine: Literal["llama_cpp"]
+    launch: Literal["wheel", "binary"]
+    version: str | None = None
+    path: str | None = None
+
+
+class DeploymentMember(_Part):
+    """One deployment as a runtime must run it; every default is written out, so a bundle needs no defaults on the node."""
+
+    model: str
+    variant: str
+    artifact: ArtifactFacts
+    engine: EnginePolicy
+    replicas: int = Field(ge=1, le=64)
+    pull: Literal["on_boot", "on_demand", "manual"]
+    warm: bool
+    cold_start: Literal["wait", "reject", "fallback"]
+    keep_alive_secs: int | None = Field(default=None, ge=1, le=31_536_000)
+    max_concurrency: int = Field(ge=1, le=1_000_000)
+    max_queue_depth: int = Field(ge=0, le=1_000_000)
+    queue_timeout_ms: int = Field(ge=1, le=86_400_000)
+    rollout: Literal["rolling", "recreate"]
+    context_length: int = Field(gt=0)
+    """Tokens per request slot; the engine gets this times max_concurrency."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    extra_args: tuple[str, ...] = ()
+
+
+class OriginMember(_Part):
+    """One hostname: which public model names it serves and by which deployment. `default_model` answers a request that names none."""
+
+    models: dict[str, _Id]
+    default_model: str | None = None
+
+
+class ApiKeyEntry(_Part):
+    """A caller's key, known by its hash only. `models` are public names; None allows all."""
+
+    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+    priority: Literal["interactive", "standard", "batch"] = "standard"
+    models: tuple[str, ...] | None = None
+    requests_per_minute: int | None = Field(default=None, ge=1)
+
+
+class BundleContent(_Part):
+    """What should run."""
+
+    deployments: dict[_Id, DeploymentMember]
+    origins: dict[str, OriginMember]
+    api_keys: dict[_Id, ApiKeyEntry]
+    public: bool
+
+
+class BundlePayload(_Part):
+    """The signed document. `revision` grows by compare-and-set under the state lock; `key_epoch` fences before it.
+
+    `expires_at` limits first acceptance only: an accepted bundle is served across restarts without limit.
+    """
+
+    schema_version: Literal[1] = 1
+    lineage: str = Field(min_length=1, max_length=64)
+    scope: _Id
+    key_epoch: int = Field(ge=0, le=JSON_INT_MAX)
+    revision: int = Field(ge=1, le=JSON_INT_MAX)
+    issued_at: str = Field(max_length=40)
+    expires_at: str | None = Field(default=None, max_length=40)
+    catalog_digest: str | None = None
+    content: BundleContent
+    content_digest: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+
+
+class TrustSet(_Part):
+    """Whose bundles a node accepts. A change is signed by a member of the set that the node holds; the first is taken over SSH."""
+
+    schema_version: Literal[1] = 1
+    lineage: str = Field(min_length=1, max_length=64)
+    key_epoch: int = Field(ge=0, le=JSON_INT_MAX)
+    signers: dict[_Id, str] = Field(min_length=1, max_length=64)
+    """Name → `ed25519:<base64 of 32 bytes>`."""
+
+
+def content_digest(content: BundleContent) -> str:
+    """64 hex characters over canonical JSON of the content."""
+    return fingerprint(content.model_dump(mode="json"))
+
+
+def member_digest(member: DeploymentMember | OriginMember) -> str:
+    """64 hex characters; equal exactly when the member asks for the same."""
+    return fingerprint(member.model_dump(mode="json"))
