@@ -1,0 +1,124 @@
+"""DSSE envelopes (github.com/secure-systems-lab/dsse, protocol 1.0) with Ed25519.
+
+What is signed is `DSSEv1 <len type> <type> <len body> <body>`, so a payload of one type never passes as another. Verify, then use that
+very byte string: nothing is canonicalised and nothing is parsed twice. `keyid` is a hint for people; keys decide.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sbctl.base import strict_json
+from sbctl.base.errors import InputError, RefusedError
+from sbctl.trust.keys import SigningKey, parse_public_key
+
+__all__ = ["OpenedEnvelope", "open_envelope", "pae", "sign_envelope", "unverified_payload"]
+
+_MAX_SIGNATURES: Final = 8
+
+
+class _Signature(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    keyid: str = Field(default="", max_length=256)
+    sig: str = Field(max_length=128)
+
+
+class _Envelope(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    payload: str
+    payloadType: str = Field(max_length=256)  # noqa: N815 - the protocol's name
+    signatures: tuple[_Signature, ...] = Field(min_length=1, max_length=_MAX_SIGNATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEnvelope:
+    """A payload whose signature was checked, and the name under which its signer is listed."""
+
+    payload: bytes
+    signer: str
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """Pre-authentication encoding: what the signature covers."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def sign_envelope(payload_type: str, payload: bytes, key: SigningKey, keyid: str) -> str:
+    """The envelope as JSON text."""
+    signature = key.sign(pae(payload_type, payload))
+    return json.dumps(
+        {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": payload_type,
+            "signatures": [{"keyid": keyid, "sig": base64.b64encode(signature).decode()}],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _decode(text: str) -> bytes:
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError("envelope.invalid", "the envelope holds text that is not base64") from None
+    if base64.b64encode(raw).decode() != text:
+        raise InputError("envelope.invalid", "the envelope holds base64 that is not canonical")
+    return raw
+
+
+def _parse(text: str, max_bytes: int) -> tuple[_Envelope, bytes]:
+    document = strict_json.loads(
+        text.encode("utf-8", "surrogatepass"), max_bytes=max_bytes * 4 // 3 + 4096, max_depth=8
+    )
+    try:
+        envelope = _Envelope.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors(include_input=False, include_url=False)[0]["loc"])
+        raise InputError("envelope.invalid", f"this is not a signed envelope (at {where or 'the top'})") from None
+    keyids = [signature.keyid for signature in envelope.signatures]
+    if len(set(keyids)) != len(keyids):
+        raise InputError("envelope.invalid", "the envelope names one key id twice")
+    payload = _decode(envelope.payload)
+    if len(payload) > max_bytes:
+        raise InputError(
+            "envelope.too_large", f"the payload has {len(payload)} bytes; at most {max_bytes} are accepted"
+        )
+    return envelope, payload
+
+
+def open_envelope(text: str, payload_type: str, signers: Mapping[str, str], *, max_bytes: int) -> OpenedEnvelope:
+    """Check and open an envelope signed by one of `signers` (name → public key text).
+
+    Raises InputError `envelope.invalid`, `envelope.too_large`; RefusedError `envelope.wrong_type`, `envelope.bad_signature`.
+    """
+    envelope, payload = _parse(text, max_bytes)
+    if envelope.payloadType != payload_type:
+        raise RefusedError("envelope.wrong_type", f"the envelope holds another kind of document than {payload_type}")
+    message = pae(payload_type, payload)
+    signatures = [_decode(signature.sig) for signature in envelope.signatures]
+    for name in sorted(signers):
+        key = parse_public_key(signers[name])
+        if any(key.verifies(signature, message) for signature in signatures):
+            return OpenedEnvelope(payload, name)
+    claimed = envelope.signatures[0].keyid
+    raise RefusedError(
+        "envelope.bad_signature",
+        "no accepted signer signed this document",
+        next_step=f"accepted: {', '.join(sorted(signers)) or 'nobody'}; the envelope claims {claimed or 'no name'!r}",
+    )
+
+
+def unverified_payload(text: str, *, max_bytes: int) -> tuple[str, bytes, tuple[str, ...]]:
+    """Payload type, payload and claimed key ids, for showing only. Nothing may be decided from them."""
+    envelope, payload = _parse(text, max_bytes)
+    return envelope.payloadType, payload, tuple(signature.keyid for signature in envelope.signatures)
