@@ -6,7 +6,7 @@ Merge order: host over group over `fleet.defaults` over the global block. Secret
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
@@ -94,6 +94,7 @@ class CompiledConfig:
     signers: Mapping[str, str] | None
     """Declared by `fleet.trust.signers`; None when the state keeps the set."""
     runtime_version: str | None
+    """`fleet.runtime.version`; None: the version of this sbctl."""
     secrets: Mapping[str, SecretRef]
     prevent_destroy: tuple[str, ...] = ()
     """Address patterns."""
@@ -101,4 +102,7 @@ class CompiledConfig:
     state_directory: str = ".sbctl"
     deployments_declared: bool = True
     """False: the deployments map was emptied; a plan that would remove all needs --allow-empty."""
-    extra: Mapping[str, str] = field(default_factory=dict)
+    lineage: str = ""
+    """Filled in by the command from the state (or for a new fleet, by a fresh UUID) before providers are asked; empty after `load`."""
+    key_epoch: int = 0
+    """Of the signer set; filled in like `lineage`. So is `signers` when sb.yml does not declare it."""
