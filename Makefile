@@ -1,0 +1,63 @@
+# `make run` serves a small model on this machine; `make test` runs everything that can run here. Both set up what they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+
+.PHONY: help run stop test check soak format lock schemas docs clean system-packages
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.control: requirements/control.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sbctl needs Python 3.11 or newer (set PYTHON=)"; exit 1; }
+	@test -x $(BIN)/python || { echo "setting up $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(UV) || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r <(awk '/^uv==/{p=1} p{print} p && !/\\$$/{exit}' requirements/control.txt)
+	@$(UV) pip install --quiet --require-hashes -r requirements/control.txt
+	@$(UV) pip install --quiet hatchling
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.control
+	@$(UV) pip install --quiet --require-hashes -r requirements/dev.txt
+	@touch $@
+
+run: $(VENV)/.control ## plan and apply examples/quickstart, ask the model one question, leave it serving
+	@$(BIN)/python examples/quickstart/run.py
+
+stop: $(VENV)/.control ## remove what `make run` made
+	@$(BIN)/sbctl destroy -f examples/quickstart/sb.yml --yes
+
+system-packages:
+	@tests/lab/install_packages.sh
+
+test: $(VENV)/.dev system-packages ## every test that can run on this machine; says what it left out and why
+	@$(BIN)/python tests/run.py
+
+check: $(VENV)/.dev ## format, types, imports and unit tests, in under a minute
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>&1 | tail -4
+	@$(BIN)/pytest -q -n 2 tests/unit tests/providers tests/properties tests/attacks
+
+soak: $(VENV)/.dev system-packages ## the long loops, with the real engine
+	@$(BIN)/pytest -q -m soak -o timeout=7200 tests
+
+format: $(VENV)/.dev ## rewrite in the project's format
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+schemas: $(VENV)/.dev ## write schemas/ and the generated reference from the models
+	@$(BIN)/python -m sbctl.config.schema --write
+
+LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+lock: $(VENV)/.control ## lock dependencies again: hashed, without index addresses
+	@$(LOCK) pyproject.toml --output-file requirements/control.txt
+	@$(LOCK) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	@$(LOCK) requirements/runtime.in --output-file requirements/runtime.txt
+
+clean: ## remove the virtualenv and caches of this checkout
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -1,0 +1,52 @@
+"""What every test gets: a home of its own, no inherited settings, and skips that become failures where everything must run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+_HEAVY = ("lab", "engine", "integration", "soak")
+_KEPT = ("SBCTL_REQUIRE_ALL", "SBCTL_CORPUS", "SBCTL_PACKAGE_INDEX", "SBCTL_TEST_CACHE")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked_for_soak = "soak" in (config.getoption("-m") or "")
+    for item in items:
+        heavy = [name for name in _HEAVY if item.get_closest_marker(name)]
+        if heavy:
+            # One worker at a time boots hosts, binds ports and drives the real engine.
+            item.add_marker(pytest.mark.xdist_group("machine"))
+        if "soak" in heavy and not asked_for_soak:
+            item.add_marker(pytest.mark.skip(reason="a long loop: make soak"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.skipped and os.environ.get("SBCTL_REQUIRE_ALL") and not item.get_closest_marker("soak"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if "optional:" not in reason:
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} must run here, but was skipped: {reason}"
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees the user's home, keys, caches or settings."""
+    home = tmp_path_factory.mktemp("home")
+    for name in list(os.environ):
+        if (name.startswith(("SBCTL_", "XDG_", "GITHUB_", "GITLAB_")) or name == "CI") and name not in _KEPT:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    return home
