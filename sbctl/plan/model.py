@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from sbctl.base.connection import Connection
 from sbctl.base.ids import Address
+from sbctl.base.truths import Desired, Recorded
 from sbctl.node.snapshot import NodeSnapshot
 
 __all__ = [
@@ -77,43 +78,6 @@ class Unknown:
 
 
 UNKNOWN: Final = Unknown("after bootstrap")
-
-
-@dataclass(frozen=True, slots=True)
-class Desired:
-    """What sb.yml asks of one resource. `spec` is plain JSON data without secrets; `fingerprint` is of `spec`."""
-
-    address: Address
-    spec: Mapping[str, Any]
-    fingerprint: str
-    host: str
-    connection: Connection
-    after: frozenset[Address] = frozenset()
-    """Edges stay inside one host, except into `bundle.*`."""
-    member_of: Address | None = None
-    """deployment and origin belong to a bundle: planned row by row, applied only by it."""
-    prevent_destroy: bool = False
-    keep: bool = False
-    """Survives the host's removal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What the state keeps of one resource after it was made so."""
-
-    address: Address
-    record: Mapping[str, Any]
-    record_version: int
-    fingerprint: str
-    """Of the spec that was applied."""
-    spec: Mapping[str, Any]
-    host: str
-    connection: Connection
-    after: frozenset[Address] = frozenset()
-    member_of: Address | None = None
-    keep: bool = False
-    prevent_destroy: bool = False
-    pending_delete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
