@@ -193,3 +193,7 @@ class DiffContext:
     """For a bundle: the changes of its members, already planned."""
     replace: bool = False
     """The user asked by --replace."""
+    recorded_specs: Mapping[Address, Mapping[str, Any]] = field(default_factory=dict)
+    """The recorded spec of everything on this host: which origins route to a deployment, which deployments use an artifact."""
+    desired_specs: Mapping[Address, Mapping[str, Any]] = field(default_factory=dict)
+    """The desired spec of everything on this host, after --target and --exclude."""
