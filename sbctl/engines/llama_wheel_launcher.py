@@ -4,7 +4,7 @@ A program of its own: it is copied into the engine's environment and imports not
 flags of FLAGS and refuses every other one with exit 64 and a sentence. What llama-server turns on by itself and a managed engine must not
 have (fit, UI, network, a prompt cache of 8 GiB, a shared KV pool) is off unless a flag says otherwise.
 
-Prints `LISTEN <address>` once the model is loaded. SIGTERM and SIGINT: the server is taken down, its socket removed, exit 0; before
+Prints `LISTEN <address>` once the model is loaded. SIGTERM and SIGINT: its socket is removed, exit 0; before
 LISTEN they end the process at once. Exit 1: the server could not start.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,8 +20,6 @@ from typing import Any, NoReturn
 __all__ = ["FLAGS", "Refused", "main", "read_arguments"]
 
 EX_USAGE = 64
-_STOP_S = 2.0
-"""The server waits up to half a minute for streams whose clients stay; the runtime has drained before it asks, so nobody is waited for."""
 
 
 class Refused(Exception):  # noqa: N818 - it becomes a sentence and exit 64
@@ -193,8 +190,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     _wait_for_signal()
     if identity is not None and _socket_identity(given["--host"]) == identity:
         Path(given["--host"]).unlink(missing_ok=True)
-    threading.Timer(_STOP_S, os._exit, (0,)).start()
-    del server
+    # The server's destructor waits up to half a minute for streams and holds the interpreter meanwhile. The runtime has drained before it
+    # asks, and the process keeps nothing, so it ends here.
     os._exit(0)
 
 
