@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from sbctl.config.field_types import Block, FilePath, Id, Items, LabelKey, LabelValue, PlainText, Port
+from sbctl.base.field_types import Block, FilePath, Id, Items, LabelKey, LabelValue, PlainText, Port
 
 __all__ = [
     "ClusterModel",

@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from sbctl.config.cluster import ClusterModel
-from sbctl.config.field_types import (
+from sbctl.base.field_types import (
     AbsolutePath,
     Block,
     EngineKind,
@@ -28,6 +27,7 @@ from sbctl.config.field_types import (
     SpreadKey,
     Version,
 )
+from sbctl.config.cluster import ClusterModel
 
 __all__ = [
     "AdminModel",

@@ -1,0 +1,20 @@
+"""The name somebody probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str | None:
+    """The closest of `names`, or None when none is close. A name that only differs in case or in `-` and `_` always wins."""
+    listed = list(names)
+    folded = {name.casefold().replace("-", "_"): name for name in listed}
+    exact = folded.get(word.casefold().replace("-", "_"))
+    if exact is not None:
+        return exact
+    if len(word) > 128:
+        return None
+    return next(iter(difflib.get_close_matches(word, listed, n=1, cutoff=0.6)), None)
