@@ -1,0 +1,262 @@
+"""What happens during an apply, as values: one vocabulary for the live view, plain lines and JSON.
+
+    run_started
+      host_started ─► [step_started ─► step_progress* ─► step_finished]* ─► change_done | change_failed | change_skipped ─► host_finished
+    heartbeat (after ten seconds without other news), cancel_requested
+    run_finished
+
+Events of one host come in this order; those of different hosts interleave. `sequence` has no gaps. Events inform: nothing decides by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Final, Literal, Protocol
+
+from sbctl.base.clock import rfc3339
+from sbctl.base.errors import SbctlError
+from sbctl.base.ids import Address
+from sbctl.plan.model import Action
+
+__all__ = [
+    "EVENT_SCHEMA_VERSION",
+    "CancelRequested",
+    "ChangeDone",
+    "ChangeFailed",
+    "ChangeSkipped",
+    "Event",
+    "EventSink",
+    "Heartbeat",
+    "HostFinished",
+    "HostStarted",
+    "MultiSink",
+    "NullSink",
+    "RunFinished",
+    "RunStarted",
+    "RunningNow",
+    "Stamped",
+    "StepFinished",
+    "StepProgress",
+    "StepStarted",
+    "event_document",
+]
+
+EVENT_SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    type: ClassVar[str] = "run_started"
+    serial: int
+    mode: str
+    hosts: tuple[str, ...]
+    changes: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostStarted:
+    """Before the host is read; its changes follow."""
+
+    type: ClassVar[str] = "host_started"
+    host: str
+    changes: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """The intent is durable. `number` counts from 1 within the change."""
+
+    type: ClassVar[str] = "step_started"
+    host: str
+    address: Address
+    key: str
+    method: str
+    title: str
+    number: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """`done` and `total` in bytes, or in small units where nothing is transferred; `total` None: not known."""
+
+    type: ClassVar[str] = "step_progress"
+    host: str
+    address: Address
+    key: str
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """`not_done`: the host said no. `unknown`: even reading the host again did not tell."""
+
+    type: ClassVar[str] = "step_finished"
+    host: str
+    address: Address
+    key: str
+    title: str
+    result: Literal["done", "not_done", "unknown"]
+    duration_s: float
+    error: SbctlError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDone:
+    """Carried out, read back and recorded."""
+
+    type: ClassVar[str] = "change_done"
+    host: str
+    address: Address
+    action: Action
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFailed:
+    type: ClassVar[str] = "change_failed"
+    host: str
+    address: Address
+    action: Action
+    status: Literal["failed", "unknown", "interrupted"]
+    step: str | None
+    error: SbctlError
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSkipped:
+    """Nothing of this change was begun."""
+
+    type: ClassVar[str] = "change_skipped"
+    host: str
+    address: Address
+    action: Action
+    status: Literal["skipped", "not_started"]
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostFinished:
+    type: ClassVar[str] = "host_finished"
+    host: str
+    status: str
+    counts: Mapping[str, int]
+    degraded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningNow:
+    host: str
+    what: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Still alive: who is busy with what, for how long."""
+
+    type: ClassVar[str] = "heartbeat"
+    running: tuple[RunningNow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    type: ClassVar[str] = "cancel_requested"
+    signal: str
+    hard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    type: ClassVar[str] = "run_finished"
+    serial: int
+    status: str
+    exit_code: int
+    counts: Mapping[str, int]
+    hosts: Mapping[str, str]
+    """Host → status; every host of the plan is here."""
+    duration_s: float
+
+
+Event = (
+    RunStarted
+    | HostStarted
+    | StepStarted
+    | StepProgress
+    | StepFinished
+    | ChangeDone
+    | ChangeFailed
+    | ChangeSkipped
+    | HostFinished
+    | Heartbeat
+    | CancelRequested
+    | RunFinished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """An event with its place in the run: `at` is wall time for the reader, `elapsed_s` monotonic since the run began."""
+
+    event: Event
+    sequence: int
+    at: datetime
+    elapsed_s: float
+
+
+class EventSink(Protocol):
+    """Where events go. Called under one lock, so never by two threads at once; an OSError mutes the sink, not the run."""
+
+    def emit(self, stamped: Stamped) -> None: ...
+
+
+class NullSink:
+    def emit(self, stamped: Stamped) -> None:
+        pass
+
+
+class MultiSink:
+    """Every event to every sink; one that fails by OSError or ValueError (a closed stream) is left out from then on."""
+
+    def __init__(self, sinks: Iterable[EventSink]) -> None:
+        self._sinks = list(sinks)
+
+    def emit(self, stamped: Stamped) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink.emit(stamped)
+            except (OSError, ValueError):
+                self._sinks.remove(sink)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Address):
+        return str(value)
+    if isinstance(value, SbctlError):
+        return value.to_wire()
+    if isinstance(value, float):
+        return round(value, 3)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def event_document(stamped: Stamped) -> dict[str, Any]:
+    """The JSON form: envelope fields first, then the event's own. Additions only within one schema_version."""
+    return {
+        "schema_version": EVENT_SCHEMA_VERSION,
+        "type": stamped.event.type,
+        "sequence": stamped.sequence,
+        "at": rfc3339(stamped.at),
+        "elapsed_s": round(stamped.elapsed_s, 3),
+        **_plain(stamped.event),
+    }

@@ -1,0 +1,78 @@
+"""Which changes are carried out, in which order, and what each one waits for. Pure.
+
+A unit is a change with the members that it carries: `bundle.gpu-a` with its deployments and origins. Units of one host run in plan order;
+a unit that stands on a unit of another host waits for it without holding a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sbctl.base.errors import RefusedError
+from sbctl.base.ids import Address
+from sbctl.plan.model import Change, Plan
+from sbctl.plan.order import execution_graph
+
+__all__ = ["Unit", "refuse_blocked", "units_by_host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """`members` change with it and are recorded with it; `kept_members` are no-op rows that must still hold afterwards."""
+
+    change: Change
+    members: tuple[Change, ...] = ()
+    kept_members: tuple[Change, ...] = ()
+    after: frozenset[Address] = frozenset()
+    """Addresses on other hosts that this plan changes too."""
+
+    @property
+    def rows(self) -> tuple[Change, ...]:
+        """What the summary lists: the change and its members."""
+        return (self.change, *self.members)
+
+    @property
+    def only_forgets(self) -> bool:
+        """Nothing is asked of the host: memory is dropped, of things given up or already gone."""
+        change = self.change
+        return change.action == "forget" or (change.action == "delete" and not change.steps)
+
+
+def refuse_blocked(plan: Plan) -> None:
+    """Raises RefusedError before anything starts when the plan holds a change that must not be applied; names all of them."""
+    blocked = [change for change in plan.changes if change.blocked is not None]
+    if not blocked:
+        return
+    first = blocked[0]
+    more = f" ({len(blocked) - 1} more)" if len(blocked) > 1 else ""
+    raise RefusedError(
+        first.blocked_code or "plan.blocked",
+        f"{first.blocked}{more}",
+        place=str(first.address),
+        next_step="nothing was changed; remove what blocks it, or leave it out with --exclude",
+        detail={"blocked": [{"address": str(change.address), "reason": change.blocked} for change in blocked]},
+    )
+
+
+def units_by_host(plan: Plan) -> Mapping[str, tuple[Unit, ...]]:
+    """The actionable part of a plan. A member whose bundle does not change is a unit of its own: read back and recorded."""
+    actionable = {change.address: change for change in plan.actionable}
+    members: dict[Address, list[Change]] = {}
+    kept: dict[Address, list[Change]] = {}
+    for change in plan.changes:
+        owner = change.member_of
+        if owner in actionable:
+            if change.address in actionable:
+                members.setdefault(owner, []).append(change)
+            elif change.action == "no-op":
+                kept.setdefault(owner, []).append(change)
+    graph = execution_graph(actionable)
+    units: dict[str, list[Unit]] = {}
+    for address, change in actionable.items():
+        if change.member_of in actionable:
+            continue
+        elsewhere = frozenset(other for other in graph[address] if actionable[other].host != change.host)
+        unit = Unit(change, tuple(members.get(address, ())), tuple(kept.get(address, ())), elsewhere)
+        units.setdefault(change.host, []).append(unit)
+    return {host: tuple(listed) for host, listed in units.items()}

@@ -1,0 +1,165 @@
+"""What a snapshot says about a plan: before the first step, whether its facts still hold; after the last, whether the change is true.
+
+Pure: snapshots in, sentences and errors out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from sbctl.apply.schedule import Unit
+from sbctl.base.digests import canonical_json
+from sbctl.base.errors import HostError, SbctlError, StalePlanError
+from sbctl.base.ids import Address
+from sbctl.node.snapshot import NodeSnapshot
+from sbctl.plan.model import Change, DiffContext, Leaf, Plan, Recorded, Step
+from sbctl.provider import Provider
+
+__all__ = ["Verifier", "degraded_replicas", "recorded_of"]
+
+_SHOWN_MAX_CHARS: Final = 160
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _SHOWN_MAX_CHARS else f"{text[:_SHOWN_MAX_CHARS]}…"
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal as JSON: a saved plan has lists where a fresh one has tuples."""
+    if left is right:
+        return True
+    try:
+        return canonical_json(left) == canonical_json(right)
+    except (TypeError, ValueError):
+        return bool(left == right)
+
+
+def degraded_replicas(snapshot: NodeSnapshot) -> tuple[str, ...]:
+    """One sentence for each replica or deployment that the runtime reports as failed."""
+    found = []
+    for deployment in snapshot.deployments:
+        failed = [replica for replica in deployment.replicas if replica.state == "failed"]
+        for replica in failed:
+            cause = replica.last_error or replica.reason_code or "the runtime gave no cause"
+            found.append(f"deployment {deployment.deployment}: replica {replica.replica} failed: {cause}")
+        if deployment.state == "failed" and not failed:
+            found.append(f"deployment {deployment.deployment} failed: {deployment.last_error or 'no cause given'}")
+    return tuple(found)
+
+
+class Verifier:
+    """Judges snapshots of the hosts of one plan by its providers."""
+
+    def __init__(self, plan: Plan, providers: Mapping[str, Provider]) -> None:
+        self._plan = plan
+        self._providers = providers
+        self._rows: dict[str, list[Change]] = {}
+        for change in plan.changes:
+            if change.action not in ("unreachable", "forget"):
+                self._rows.setdefault(change.host, []).append(change)
+
+    def check_facts(self, host: str, snapshot: NodeSnapshot) -> None:
+        """Raises StalePlanError `plan.facts_changed` at the first decisive fact that is not as planned, also of rows that do not change."""
+        for change in self._rows.get(host, ()):
+            provider = self._providers[change.address.kind]
+            found = provider.interpret(snapshot, change.address, change.recorded).decisive
+            for fact in sorted(change.decisive.keys() | found.keys()):
+                planned, now = change.decisive.get(fact), found.get(fact)
+                if not _same(planned, now):
+                    raise StalePlanError(
+                        "plan.facts_changed",
+                        f"{change.address} is not as it was planned: {fact} was {_shown(planned)}, now it is {_shown(now)}",
+                        place=host,
+                        next_step="plan again; nothing was changed on this host",
+                        detail={"address": str(change.address), "fact": fact, "planned": planned, "found": now},
+                    )
+
+    def check_converged(
+        self, unit: Unit, snapshot: NodeSnapshot, recorded: Mapping[Address, Recorded], now: datetime
+    ) -> None:
+        """Raises HostError `apply.not_converged` unless the host shows the unit and all its members as recorded or, for deletes, gone."""
+        member_diffs = []
+        for member in (*unit.members, *unit.kept_members):
+            left = self._diff(member, snapshot, recorded.get(member.address, member.recorded), now)
+            self._require_settled(member, left, snapshot)
+            if left.action == "no-op":
+                member_diffs.append(left)
+        change = unit.change
+        left = self._diff(change, snapshot, recorded.get(change.address, change.recorded), now, tuple(member_diffs))
+        self._require_settled(change, left, snapshot)
+
+    def still_asks_for(self, unit: Unit, step: Step, snapshot: NodeSnapshot, now: datetime) -> bool:
+        """Whether a fresh comparison would carry out `step` again: then it did not happen."""
+        member_diffs = tuple(
+            self._diff(member, snapshot, member.recorded, now) for member in (*unit.members, *unit.kept_members)
+        )
+        left = self._diff(unit.change, snapshot, unit.change.recorded, now, member_diffs)
+        return any(other.method == step.method for other in left.steps)
+
+    def _diff(
+        self,
+        change: Change,
+        snapshot: NodeSnapshot,
+        recorded: Recorded | None,
+        now: datetime,
+        member_changes: tuple[Change, ...] = (),
+    ) -> Change:
+        provider = self._providers[change.address.kind]
+        observed = provider.interpret(snapshot, change.address, recorded)
+        context = DiffContext(now=now, mode=self._plan.mode, snapshot=snapshot, member_changes=member_changes)
+        desired = None if change.action == "delete" else change.desired
+        return provider.diff(desired, recorded, observed, context)
+
+    def _require_settled(self, change: Change, left: Change, snapshot: NodeSnapshot) -> None:
+        if left.action in ("no-op", "forget"):
+            return
+        if change.action == "delete":
+            observed = self._providers[change.address.kind].interpret(snapshot, change.address, change.recorded)
+            if observed.status != "present" or (not left.steps and change.member_of is None):
+                return
+            leaf = Leaf("", "still there", "gone")
+        else:
+            leaf = left.leaves[0] if left.leaves else Leaf("", left.reason or left.action, "nothing left to do")
+        raise _not_converged(change, leaf)
+
+
+def _not_converged(change: Change, leaf: Leaf) -> SbctlError:
+    what = f"{change.address} {leaf.path}".strip()
+    return HostError(
+        "apply.not_converged",
+        f"all steps were carried out, but {what} is {_shown(leaf.before)} on the host; expected {_shown(leaf.after)}",
+        place=change.host,
+        next_step="look at the host (sbctl status, sbctl logs), then run apply again",
+        detail={
+            "address": str(change.address),
+            "leaf": leaf.path,
+            "expected": _shown(leaf.after),
+            "got": _shown(leaf.before),
+        },
+    )
+
+
+def recorded_of(change: Change, provider: Provider, results: Mapping[str, Mapping[str, Any]]) -> Recorded:
+    """What the state keeps of a change whose desired state is now true."""
+    desired = change.desired
+    assert desired is not None
+    return Recorded(
+        address=desired.address,
+        record=provider.record(desired, results),
+        record_version=provider.record_version,
+        fingerprint=desired.fingerprint,
+        spec=desired.spec,
+        host=desired.host,
+        connection=desired.connection,
+        after=desired.after,
+        member_of=desired.member_of,
+        keep=desired.keep,
+        prevent_destroy=desired.prevent_destroy,
+    )
