@@ -32,8 +32,10 @@ __all__ = [
     "read_bounded",
     "remove_file",
     "remove_tree",
+    "replace_directory",
     "replace_symlink",
     "sweep_temporaries",
+    "temporary_path",
     "use_ops",
     "write_atomic",
 ]
@@ -149,6 +151,11 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[OPS.write(fd, view) :]
+
+
+def temporary_path(directory: Path) -> Path:
+    """A fresh name in `directory` that `sweep_temporaries` removes when a crash leaves it."""
+    return directory / f"{_TEMP_PREFIX}{secrets.token_hex(8)}"
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -279,6 +286,22 @@ def replace_symlink(path: Path, value: str) -> None:
             os.unlink(temporary)
         raise disk_error(error, path) from error
     fsync_directory(path.parent)
+
+
+def replace_directory(staged: Path, target: Path) -> None:
+    """Give the finished directory `staged` its durable name on the same filesystem; what stood there is removed afterwards.
+
+    A crash leaves the old directory, the new one, or for a moment neither, never a mixture.
+    """
+    doomed = target.parent / f"{_TEMP_PREFIX}{secrets.token_hex(8)}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            OPS.rename(str(target), str(doomed))
+        OPS.rename(str(staged), str(target))
+    except OSError as error:
+        raise disk_error(error, target) from error
+    fsync_directory(target.parent)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def remove_file(path: Path) -> bool:

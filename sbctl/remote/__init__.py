@@ -1,1 +1,1 @@
-"""Reaching hosts: sessions over SSH or on this machine, bootstrap, wheelhouse. The one owner of `paramiko`."""
+"""How hosts are reached: bootstrap, one typed channel a host, uploads; the same over SSH and on this machine. Only here is paramiko imported."""
