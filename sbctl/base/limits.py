@@ -19,6 +19,8 @@ ID_MAX_CHARS: Final = 128
 PATH_MAX_CHARS: Final = 4096
 BUNDLE_MAX_BYTES: Final = 512 * KIB
 STATE_DOCUMENT_MAX_BYTES: Final = 64 * MIB
+STATE_SNAPSHOTS_KEPT: Final = 200
+"""Serials whose snapshot and journal stay; a line of history stays for every serial."""
 PLAN_MAX_BYTES: Final = 64 * MIB
 JSON_MAX_DEPTH: Final = 64
 JSON_INT_MAX: Final = 2**53 - 1

@@ -1,1 +1,1 @@
-"""The recorded truth of one fleet: SQLite, snapshots by serial, apply journal, lock."""
+"""The recorded truth of one fleet: SQLite beside sb.yml, a kernel lock, a fence, snapshots by serial."""

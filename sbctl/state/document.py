@@ -1,0 +1,148 @@
+"""The state as one JSON document, `state.v1`: to review, to back up, to move. No secrets; no history.
+
+The key of secret fingerprints is not exported. Only the backup beside the database carries it, with the database's own permissions, so
+that a repaired state still recognises unchanged secrets; a state made from an export without it gets a new key, and the next plan shows
+each secret as changed once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from sbctl import __version__
+from sbctl.base import strict_json
+from sbctl.base.digests import fingerprint
+from sbctl.base.errors import InputError, StateError
+from sbctl.base.ids import Address
+from sbctl.base.limits import JSON_INT_MAX, STATE_DOCUMENT_MAX_BYTES
+from sbctl.state.codec import decode
+from sbctl.state.rows import Rows
+
+__all__ = ["ConnectionEntry", "ResourceEntry", "StateDocument", "document_of", "dump_document", "parse_document"]
+
+SCHEMA_VERSION: Final = 1
+
+
+def _address(text: str) -> str:
+    try:
+        return str(Address.parse(text))
+    except InputError as error:
+        raise ValueError(error.message) from None
+
+
+AddressText = Annotated[str, AfterValidator(_address)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ConnectionEntry(_Entry):
+    """How a host is reached, without secrets."""
+
+    kind: Literal["local", "ssh"]
+    address: str
+    port: int = Field(ge=1, le=65535)
+    user: str
+    host_key: str
+    identity_file: str
+
+
+class ResourceEntry(_Entry):
+    """One recorded resource: all that is needed to compare and to destroy it without sb.yml."""
+
+    address: AddressText
+    record: dict[str, Any]
+    record_version: Count
+    fingerprint: str
+    spec: dict[str, Any]
+    host: str
+    connection: ConnectionEntry
+    after: list[AddressText]
+    member_of: AddressText | None
+    keep: bool
+    prevent_destroy: bool
+    pending_delete: bool
+
+
+class StateDocument(_Entry):
+    """The recorded truth of one fleet at one serial. `digest` is SHA-256 over the canonical JSON of everything else."""
+
+    format: Literal["sbctl.state"]
+    schema_version: Literal[1]
+    tool_version: str
+    lineage: str = Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+    serial: Count
+    fleet_name: str = Field(max_length=256)
+    key_epoch: Count
+    signers: dict[str, str]
+    revisions: dict[str, Count]
+    resources: list[ResourceEntry]
+    fingerprint_key: Digest | None = None
+    digest: Digest
+
+    def content(self) -> dict[str, Any]:
+        """What two documents must share to be the same state."""
+        return self.model_dump(exclude={"tool_version", "fingerprint_key", "digest"})
+
+
+def document_of(rows: Rows, *, with_key: bool = False) -> dict[str, Any]:
+    """The document of what is recorded now."""
+    head = rows.head
+    raw: dict[str, Any] = {
+        "format": "sbctl.state",
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": __version__,
+        "lineage": head.lineage,
+        "serial": head.serial,
+        "fleet_name": head.fleet_name,
+        "key_epoch": head.key_epoch,
+        "signers": {str(name): decode(body) for name, body in rows.scan("signers")},
+        "revisions": {str(scope): decode(body) for scope, body in rows.scan("revisions")},
+        "resources": [decode(body) for _, body in rows.scan("resources")],
+    }
+    if with_key:
+        raw["fingerprint_key"] = head.fingerprint_key.hex()
+    return {**raw, "digest": fingerprint(raw)}
+
+
+def dump_document(raw: dict[str, Any]) -> bytes:
+    """Sorted keys, two spaces: equal states are equal bytes."""
+    return strict_json.dump_pretty(raw).encode()
+
+
+def parse_document(data: bytes, *, place: str = "state document") -> StateDocument:
+    """Raises InputError `state.document_invalid`, StateError `state.document_corrupt` or `state.too_new`."""
+    raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
+    if not isinstance(raw, dict) or raw.get("format") != "sbctl.state":
+        raise InputError("state.document_invalid", "this is not a state document of sbctl", place=place)
+    version = raw.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise StateError(
+            "state.too_new",
+            f"the document has format {version}; this sbctl knows formats up to {SCHEMA_VERSION}",
+            place=place,
+            next_step="push it with the sbctl that wrote it, or a newer one",
+        )
+    content = {key: value for key, value in raw.items() if key != "digest"}
+    if raw.get("digest") != fingerprint(content):
+        raise StateError(
+            "state.document_corrupt",
+            "the digest of the document does not match its content: it was cut or edited",
+            place=place,
+            next_step="pull it again; to change a state use `sbctl state rm` and `sbctl state import`",
+        )
+    try:
+        document = StateDocument.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError("state.document_invalid", f"{where}: {first['msg']}", place=place) from None
+    addresses = [entry.address for entry in document.resources]
+    if len(set(addresses)) != len(addresses):
+        raise InputError("state.document_invalid", "an address is listed twice", place=place)
+    return document
