@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from sbctl.base.secret import redact
 from sbctl.plan.model import Leaf, Unknown
@@ -110,7 +110,7 @@ class _Whole(str):
     __slots__ = ("value",)
     value: Any
 
-    def __new__(cls, value: Any) -> _Whole:
+    def __new__(cls, value: Any) -> Self:
         whole = super().__new__(cls, f"{type(value).__name__} {value!r}")
         whole.value = value
         return whole

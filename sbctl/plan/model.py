@@ -167,7 +167,16 @@ class Plan:
     """Host → one sentence why."""
     targets: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
-    """Not empty: the plan is partial."""
+    """Targets or excludes not empty: the plan is partial."""
+    replaces: tuple[str, ...] = ()
+    allow_unreachable: bool = False
+    """The user accepts a plan without the hosts that gave no answer."""
+    offline: bool = False
+    """Hosts were not asked: specs are compared, there are no steps, nothing can be applied."""
+    removes_every_deployment: bool = False
+    """sb.yml names no deployment any more while the state has some."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """JSON carried for the one who plans again (`rollback_serial`); never used to decide."""
     notes: tuple[str, ...] = ()
     header: Mapping[str, str] = field(default_factory=dict)
     """For the view only: fleet name, who applied last, when. Never used to decide."""

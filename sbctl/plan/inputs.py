@@ -1,0 +1,96 @@
+"""Everything a plan is made from, and what planning asks of the resource kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
+
+from sbctl.base.connection import Connection
+from sbctl.base.ids import Address
+from sbctl.node.snapshot import NodeSnapshot
+from sbctl.plan.model import Change, Desired, DiffContext, Observed, PlanMode, Recorded
+
+__all__ = ["MergesSpecs", "PlanInputs", "Planner", "Planners", "RestoresSpecs"]
+
+
+class Planner(Protocol):
+    """The pure half of a provider."""
+
+    def interpret(self, snapshot: NodeSnapshot | None, address: Address, recorded: Recorded | None) -> Observed:
+        """One host's snapshot read for one address."""
+        ...
+
+    def diff(
+        self, desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext
+    ) -> Change:
+        """At least one of desired and recorded is given; desired None: delete."""
+        ...
+
+
+Planners = Mapping[str, Planner]
+"""By kind."""
+
+
+@runtime_checkable
+class MergesSpecs(Protocol):
+    """A kind that can be planned in part, because it has members. Without this method `selection.merge_member_maps` does it."""
+
+    def merge_spec(
+        self,
+        recorded_spec: Mapping[str, Any] | None,
+        desired_spec: Mapping[str, Any] | None,
+        selected_members: Collection[Address],
+        own_fields: bool,
+    ) -> Mapping[str, Any]:
+        """The recorded spec with the selected members as desired: changed, added or gone. `own_fields`: so is everything that belongs to
+        no member. At least one spec is given."""
+        ...
+
+
+@runtime_checkable
+class RestoresSpecs(Protocol):
+    """A kind whose old spec must not come back whole: a rollback brings back no removed key."""
+
+    def restore_spec(self, snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The spec that a rollback wants: the snapshot's, less what was revoked since."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """What `build_plan` may know. Every collection may come in any order; the plan does not depend on it."""
+
+    mode: PlanMode
+    desired: Collection[Desired]
+    """apply: of sb.yml. rollback: of the snapshot. against: of the proposed file. destroy and drift do not look at it."""
+    recorded: Mapping[Address, Recorded]
+    """Of the state. against: `selection.recorded_from(desired of the base file)`."""
+    snapshots: Mapping[str, NodeSnapshot | None] = field(default_factory=dict)
+    """By host. A host without one counts as unreachable."""
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    """Host → one sentence why."""
+    hosts: Mapping[str, Connection] = field(default_factory=dict)
+    """Every host that exists for this run: of sb.yml and of the state."""
+    lineage: str | None
+    serial: int
+    config_digest: str
+    catalog_digest: str
+    now: datetime
+    targets: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
+    """Address patterns, as in a shell: `*` matches also `/` and `.`."""
+    allow_unreachable: bool = False
+    prevent_destroy: tuple[str, ...] = ()
+    """Address patterns of sb.yml."""
+    refresh: bool = True
+    """False: hosts were not asked; specs are compared and nothing can be applied."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    header: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def offline(self) -> bool:
+        return self.mode == "against" or not self.refresh
