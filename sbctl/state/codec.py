@@ -12,17 +12,20 @@ from datetime import datetime
 from typing import Any
 
 from sbctl.base.connection import Connection
-from sbctl.base.errors import StateError
+from sbctl.base.digests import canonical_json
+from sbctl.base.errors import InputError, StateError
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
 from sbctl.state.model import JournalEntry, OpenIntent, RunInfo, RunSummary
 
 __all__ = [
+    "address_text",
     "decode",
     "desired_from_json",
     "desired_of_recorded",
     "desired_to_json",
     "encode",
+    "encode_exportable",
     "intent_from_json",
     "intent_to_json",
     "journal_from_json",
@@ -41,6 +44,10 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
+def _not_recordable(error: Exception, what: str) -> StateError:
+    return StateError("state.not_recordable", f"this cannot be kept in the state: {type(error).__name__}", place=what)
+
+
 def encode(value: object, *, what: str) -> bytes:
     """Compact JSON. Raises StateError `state.not_recordable` naming `what`, never showing the value."""
     try:
@@ -48,9 +55,23 @@ def encode(value: object, *, what: str) -> bytes:
             value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
         ).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise StateError(
-            "state.not_recordable", f"this cannot be kept in the state: {type(error).__name__}", place=what
-        ) from None
+        raise _not_recordable(error, what) from None
+
+
+def _thaw(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _thaw(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_thaw(entry) for entry in value]
+    return value
+
+
+def encode_exportable(value: object, *, what: str) -> bytes:
+    """Canonical JSON, for what a document will carry: string keys, numbers within a double. Raises as `encode`."""
+    try:
+        return canonical_json(_thaw(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _not_recordable(error, what) from None
 
 
 def decode(body: bytes) -> Any:
@@ -58,8 +79,24 @@ def decode(body: bytes) -> Any:
     return json.loads(body)
 
 
+def address_text(address: Address) -> str:
+    """The key of a resource. Raises StateError `state.not_recordable` for an address that would not come back."""
+    text = str(address)
+    try:
+        same = Address.parse(text) == address
+    except InputError:
+        same = False
+    if not same:
+        raise StateError("state.not_recordable", "this is not the address of a resource", place=text)
+    return text
+
+
 def _addresses(addresses: Iterable[Address]) -> list[str]:
-    return sorted(str(address) for address in addresses)
+    return sorted(address_text(address) for address in addresses)
+
+
+def _optional_text(address: Address | None) -> str | None:
+    return None if address is None else address_text(address)
 
 
 def _optional_address(text: str | None) -> Address | None:
@@ -69,7 +106,7 @@ def _optional_address(text: str | None) -> Address | None:
 def recorded_to_json(recorded: Recorded) -> Json:
     """The form of one resource in rows, snapshots and documents."""
     return {
-        "address": str(recorded.address),
+        "address": address_text(recorded.address),
         "record": recorded.record,
         "record_version": recorded.record_version,
         "fingerprint": recorded.fingerprint,
@@ -77,7 +114,7 @@ def recorded_to_json(recorded: Recorded) -> Json:
         "host": recorded.host,
         "connection": asdict(recorded.connection),
         "after": _addresses(recorded.after),
-        "member_of": None if recorded.member_of is None else str(recorded.member_of),
+        "member_of": _optional_text(recorded.member_of),
         "keep": recorded.keep,
         "prevent_destroy": recorded.prevent_destroy,
         "pending_delete": recorded.pending_delete,
@@ -103,13 +140,13 @@ def recorded_from_json(raw: Json) -> Recorded:
 
 def desired_to_json(desired: Desired) -> Json:
     return {
-        "address": str(desired.address),
+        "address": address_text(desired.address),
         "spec": desired.spec,
         "fingerprint": desired.fingerprint,
         "host": desired.host,
         "connection": asdict(desired.connection),
         "after": _addresses(desired.after),
-        "member_of": None if desired.member_of is None else str(desired.member_of),
+        "member_of": _optional_text(desired.member_of),
         "prevent_destroy": desired.prevent_destroy,
         "keep": desired.keep,
     }
@@ -167,7 +204,7 @@ def run_from_json(raw: Json) -> RunSummary:
 def intent_to_json(intent: OpenIntent) -> Json:
     return {
         "step_key": intent.step_key,
-        "address": str(intent.address),
+        "address": address_text(intent.address),
         "action": intent.action,
         "host": intent.host,
         "method": intent.method,

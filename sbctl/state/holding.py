@@ -19,12 +19,14 @@ __all__ = ["acquire", "clear_holder", "read_holder", "write_holder"]
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 1.0
+_GRACE_S: Final = 0.3
+"""Waited for even with no timeout: `StateStore.holder` takes the lock for an instant to see whether it is free."""
 
 
 def acquire(paths: StatePaths, timeout_s: float, clock: Clock) -> FileLock:
-    """The lock, waited for at most `timeout_s` seconds. Raises LockedError `state.locked` naming the holder as far as known."""
+    """The lock, waited for at most `timeout_s` seconds (never less than an instant). Raises LockedError `state.locked` naming the holder as far as known."""
     lock = FileLock(paths.lock)
-    deadline_s = clock.monotonic_s() + timeout_s
+    deadline_s = clock.monotonic_s() + max(timeout_s, _GRACE_S)
     pause_s = _FIRST_PAUSE_S
     while not lock.try_acquire():
         remaining_s = deadline_s - clock.monotonic_s()

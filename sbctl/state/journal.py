@@ -11,7 +11,16 @@ from typing import Any, Final
 from sbctl.base.ids import Address
 from sbctl.base.limits import STATE_SNAPSHOTS_KEPT
 from sbctl.base.truths import Desired, Recorded
-from sbctl.state.codec import decode, desired_to_json, encode, recorded_to_json, run_from_json, run_to_json
+from sbctl.state.codec import (
+    address_text,
+    decode,
+    desired_to_json,
+    encode,
+    encode_exportable,
+    recorded_to_json,
+    run_from_json,
+    run_to_json,
+)
 from sbctl.state.model import RunInfo, RunStatus, RunSummary
 from sbctl.state.rows import Rows
 
@@ -62,8 +71,8 @@ def note(
 
 
 def put_resource(rows: Rows, recorded: Recorded, at: datetime) -> None:
-    key = str(recorded.address)
-    body = encode(recorded_to_json(recorded), what=key)
+    key = address_text(recorded.address)
+    body = encode_exportable(recorded_to_json(recorded), what=key)
     rows.put("resources", key, body)
     note(
         rows,

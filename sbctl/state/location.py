@@ -19,7 +19,14 @@ from typing import Final
 from sbctl.base import fs
 from sbctl.base.errors import RefusedError, SbctlError
 
-__all__ = ["StatePaths", "filesystem_type", "prepare_directory", "refuse_network_filesystem"]
+__all__ = [
+    "StatePaths",
+    "filesystem_type",
+    "is_there",
+    "prepare_directory",
+    "refuse_network_filesystem",
+    "regular_file_size",
+]
 
 # Magic numbers of statfs(2) and linux/magic.h. FUSE is here because most of its filesystems lock on one machine only.
 NETWORK_FILESYSTEMS: Final = {
@@ -107,14 +114,22 @@ def prepare_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def regular_file_size(path: Path) -> int | None:
-    """Bytes of a regular file, None when nothing is there. Raises SbctlError for anything else under that name."""
+def is_there(path: Path) -> bool:
+    """Whether anything has this name, a dangling link included. Raises SbctlError when that cannot be told."""
     try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return None
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
         raise fs.disk_error(error, path) from error
+    return True
+
+
+def regular_file_size(path: Path) -> int | None:
+    """Bytes of a regular file, None when nothing is there. Raises SbctlError for anything else under that name."""
+    if not is_there(path):
+        return None
+    status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise SbctlError(
             "disk.not_a_file",

@@ -20,16 +20,16 @@ Migration = Callable[[sqlite3.Connection], None]
 def _0001_sealed_rows(connection: sqlite3.Connection) -> None:
     """Rows of JSON with a digest each, and one head row that seals them all. Bodies are compact JSON, desired lists and snapshots zlib."""
     for statement in (
-        "CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE resources (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE signers (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE revisions (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE intents (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE journal (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE runs (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE desired (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE snapshots (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL) STRICT",
-        "CREATE TABLE holder (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL) STRICT",
+        "CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE resources (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE signers (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE revisions (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE intents (key TEXT PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE journal (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE runs (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE desired (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE snapshots (key INTEGER PRIMARY KEY, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE holder (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL)",
     ):
         connection.execute(statement)
 

@@ -30,7 +30,7 @@ from sbctl.state.document import StateDocument, document_of, dump_document, pars
 from sbctl.state.fence import check_fence, read_fence
 from sbctl.state.holding import acquire, read_holder
 from sbctl.state.journal import drop_resource, open_run, put_resource, put_signers
-from sbctl.state.location import StatePaths, prepare_directory, refuse_network_filesystem
+from sbctl.state.location import StatePaths, is_there, prepare_directory, refuse_network_filesystem
 from sbctl.state.model import JournalEntry, LockInfo, RunInfo, RunSummary, StateSnapshot, StateView
 from sbctl.state.rows import Rows
 from sbctl.state.run import Run
@@ -63,7 +63,7 @@ class StateStore:
     def exists(self) -> bool:
         """False only when nothing of ours is there: a lock file alone, or a creation that was never acknowledged."""
         paths = self.paths
-        if any(path.exists() or path.is_symlink() for path in (paths.database, paths.write_ahead_log, paths.backup)):
+        if any(is_there(path) for path in (paths.database, paths.write_ahead_log, paths.backup)):
             return True
         try:
             fence = read_fence(paths)
@@ -143,7 +143,7 @@ class StateStore:
             self._held = info
             now_s = self._clock.now().timestamp()
             fs.sweep_temporaries(self.paths.directory, older_than_s=_TEMPORARIES_OLDER_THAN_S, now_s=now_s)
-            if self.paths.database.exists():
+            if is_there(self.paths.database):
                 with contextlib.suppress(SbctlError):
                     self._open_writer()
             yield
@@ -161,7 +161,7 @@ class StateStore:
             if not self.exists():
                 raise refusals.absent(self.paths)
             self._writer = Writer(self.paths)
-            self._writer.say_who(self._held)
+            self._writer.say_who(held)
         return self._writer
 
     def _close_writer(self) -> None:
@@ -259,11 +259,11 @@ class StateStore:
 
     def set_trust(self, signers: Mapping[str, str], key_epoch: int, info: RunInfo | None = None) -> None:
         """The signer set that nodes of this lineage trust: name → public key text. The same set again changes nothing."""
+        self._require_lock()
         with self._reading() as rows:
             known = {str(name): decode(body) for name, body in rows.scan("signers")}
             unchanged = known == dict(signers) and rows.head.key_epoch == key_epoch
         if unchanged:
-            self._require_lock()
             return
         self._amend(
             info, lambda rows: put_signers(rows, signers, key_epoch, self._clock.now()), lambda desired: desired
