@@ -2,7 +2,8 @@
 
     snapshot   facts by the bootstrap; where a runtime is installed and current, everything else by its node interface
     call       `host.mark`, `host.unmark` and `runtime.install` always by the bootstrap: a host is claimed before it has a runtime and
-               given up after; all others by the node interface of the version that was installed last in this run, else of the current one
+               given up after; all others by the node interface of the version installed last in this run, else of the current one,
+               else of one that an interrupted run installed
     put        upload beside the final name, going on where it was cut, verified on the host, then renamed there
 
 A mutating call whose answer is lost raises `host.outcome_unknown`; nothing is ever sent twice by itself.
@@ -161,7 +162,6 @@ class HostSession:
     def _call_bootstrap(
         self, method: Method, command: str, params: Mapping[str, Any], deadline: float
     ) -> Mapping[str, Any]:
-        self._python(deadline)
         try:
             result = self._bootstrap(command, {**params, "deadline_s": self._left(deadline)}, deadline)
         except UnreachableError as error:
@@ -214,7 +214,8 @@ class HostSession:
         if self._node is not None and self._node.open:
             return self._node
         facts = self._gather(deadline)
-        paths, version = facts.snapshot.paths, self._installed_version or facts.snapshot.runtime.current_version
+        paths, runtime = facts.snapshot.paths, facts.snapshot.runtime
+        version = self._installed_version or runtime.current_version or "".join(runtime.installed_versions[-1:])
         if not version or paths is None:
             raise NodeMissing
         directory = os.path.join(paths.opt, version)

@@ -1,0 +1,108 @@
+"""One snapshot of every host, in parallel: no host is left out of the result, and no host's failure touches another's.
+
+Starts are bounded apart from everything else, because an sshd refuses connections beyond its MaxStartups. What may pass by itself (a
+connection that was cut during the handshake, a name server that did not answer) is tried again; a host key or a login never is.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sbctl.base.clock import Clock
+from sbctl.base.connection import Connection
+from sbctl.base.errors import HostError, SbctlError, UnreachableError
+from sbctl.base.limits import CONNECT_MAX_PARALLEL, SNAPSHOT_DEADLINE_S
+from sbctl.node.snapshot import NodeSnapshot
+from sbctl.remote.session import HostSession, open_session
+
+__all__ = ["FleetObservation", "observe_fleet"]
+
+_Found = TypeVar("_Found")
+
+_ATTEMPTS: Final = 3
+_PAUSE_S: Final = 0.5
+_PASSING: Final = frozenset({"ssh.connection_lost", "ssh.name_unknown"})
+
+
+@dataclass(frozen=True, slots=True)
+class FleetObservation:
+    """Every host is in exactly one of `snapshots` and `unreachable`; `sessions` has one for each, open where it answered."""
+
+    snapshots: Mapping[str, NodeSnapshot]
+    unreachable: Mapping[str, UnreachableError | HostError]
+    sessions: Mapping[str, HostSession]
+
+    def close(self) -> None:
+        """Close every session. Never raises."""
+        for session in self.sessions.values():
+            session.close()
+
+
+def observe_fleet(
+    connections: Mapping[str, Connection],
+    *,
+    clock: Clock,
+    max_parallel: int = CONNECT_MAX_PARALLEL,
+    deadline_s: float = SNAPSHOT_DEADLINE_S,
+    pythons: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> FleetObservation:
+    """Ask all hosts; returns when each has answered or failed, at most `deadline_s` after its turn came.
+
+    `pythons` names an interpreter for hosts where the operator did; `environ` is the operator's environment, for the local machine only.
+    """
+    named = pythons or {}
+    sessions = {
+        host: open_session(host, connection, clock=clock, python=named.get(host), environ=environ)
+        for host, connection in connections.items()
+    }
+    snapshots: dict[str, NodeSnapshot] = {}
+    unreachable: dict[str, UnreachableError | HostError] = {}
+    lock = threading.Lock()
+
+    def observe(host: str) -> None:
+        try:
+            found = _snapshot(sessions[host], clock, deadline_s)
+        except (UnreachableError, HostError) as error:
+            failure: UnreachableError | HostError = error
+        except SbctlError as error:
+            failure = HostError(error.code, error.message, place=error.place or host, next_step=error.next_step)
+        except Exception as error:  # noqa: BLE001 - a fault in one host's answer must not hide the others
+            failure = HostError("host.observe_failed", f"{type(error).__name__}: {error}", place=host)
+        else:
+            with lock:
+                snapshots[host] = found
+            return
+        sessions[host].close()
+        with lock:
+            unreachable[host] = failure
+
+    with ThreadPoolExecutor(
+        max_workers=max(1, min(max_parallel, len(connections))), thread_name_prefix="observe"
+    ) as pool:
+        list(pool.map(observe, connections))
+    return FleetObservation(_in_order(connections, snapshots), _in_order(connections, unreachable), sessions)
+
+
+def _in_order(connections: Mapping[str, Connection], found: Mapping[str, _Found]) -> dict[str, _Found]:
+    return {host: found[host] for host in connections if host in found}
+
+
+def _snapshot(session: HostSession, clock: Clock, deadline_s: float) -> NodeSnapshot:
+    deadline = clock.monotonic_s() + deadline_s
+    attempt = 1
+    while True:
+        left = deadline - clock.monotonic_s()
+        try:
+            return session.snapshot(max(0.0, left))
+        except UnreachableError as error:
+            pause = _PAUSE_S * attempt * (0.5 + random.random())  # noqa: S311 - jitter
+            if error.code not in _PASSING or attempt == _ATTEMPTS or left <= pause:
+                raise
+            clock.sleep_s(pause)
+            attempt += 1
