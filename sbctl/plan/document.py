@@ -16,7 +16,7 @@ from sbctl import __version__
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import InputError
 from sbctl.plan.model import Action, Change, Leaf, Plan, PlanMode, Unknown
-from sbctl.plan.policy import Limits, applyable, complete
+from sbctl.plan.policy import Limits, applyable, complete, refusals
 
 __all__ = [
     "PLAN_FORMAT_VERSION",
@@ -25,6 +25,7 @@ __all__ = [
     "PlanDocument",
     "SummaryDocument",
     "change_document",
+    "document_of",
     "plan_document",
     "read_plan_document",
     "summary_document",
@@ -54,6 +55,15 @@ class LeafDocument(_Part):
 class BlockedDocument(_Part):
     code: str
     message: str
+
+
+class RefusalDocument(_Part):
+    """Why an apply would refuse this plan."""
+
+    code: str
+    message: str
+    next_step: str
+    place: str | None = None
 
 
 class ChangeDocument(_Part):
@@ -121,12 +131,19 @@ class PlanDocument(_Part):
     """In run order; members stand behind their bundle, which lists their addresses."""
     resource_drift: tuple[str, ...] = ()
     """Addresses that changed behind our back."""
+    refusals: tuple[RefusalDocument, ...] = ()
     notes: tuple[str, ...] = ()
     header: dict[str, str] = Field(default_factory=dict)
 
 
+def document_of(plan: Plan, limits: Limits | None = None) -> PlanDocument:
+    """The plan as every view takes it."""
+    return PlanDocument.model_validate(plan_document(plan, limits))
+
+
 def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
     """The plan as plain JSON data, valid as `PlanDocument`."""
+    limits = limits or Limits()
     members: dict[str, list[str]] = {}
     for change in plan.changes:
         if change.member_of is not None:
@@ -140,7 +157,7 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
         "serial": plan.serial,
         "config_digest": plan.config_digest,
         "catalog_digest": plan.catalog_digest,
-        "applyable": applyable(plan, limits or Limits()),
+        "applyable": applyable(plan, limits),
         "complete": complete(plan),
         "errored": False,
         "offline": plan.offline,
@@ -152,6 +169,10 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
         "summary": summary_document(plan),
         "resource_changes": [change_document(change, members.get(str(change.address), ())) for change in plan.changes],
         "resource_drift": sorted(str(change.address) for change in plan.changes if change.drifted),
+        "refusals": [
+            {"code": one.code, "message": one.message, "next_step": one.next_step, "place": one.place}
+            for one in refusals(plan, limits)
+        ],
         "notes": list(plan.notes),
         "header": dict(sorted(plan.header.items())),
     }

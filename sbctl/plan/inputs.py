@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from sbctl.base.ids import Address
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Change, Desired, DiffContext, Observed, PlanMode, Recorded
 
-__all__ = ["MergesSpecs", "PlanInputs", "Planner", "Planners", "RestoresSpecs"]
+__all__ = ["MergesSpecs", "PlanInputs", "Planner", "Planners", "ProposedConfig", "RestoresSpecs", "recorded_from"]
 
 
 class Planner(Protocol):
@@ -58,6 +58,39 @@ class RestoresSpecs(Protocol):
         ...
 
 
+class ProposedConfig(Protocol):
+    """What `PlanInputs.against` reads of a compiled configuration."""
+
+    @property
+    def fleet_name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def catalog_digest(self) -> str: ...
+    @property
+    def prevent_destroy(self) -> tuple[str, ...]: ...
+
+
+def recorded_from(base: Iterable[Desired]) -> dict[Address, Recorded]:
+    """Desired state as if it had been applied: every spec is recorded, nothing is known of any host."""
+    return {
+        one.address: Recorded(
+            address=one.address,
+            record={},
+            record_version=0,
+            fingerprint=one.fingerprint,
+            spec=one.spec,
+            host=one.host,
+            connection=one.connection,
+            after=one.after,
+            member_of=one.member_of,
+            keep=one.keep,
+            prevent_destroy=one.prevent_destroy,
+        )
+        for one in base
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
     """What `build_plan` may know. Every collection may come in any order; the plan does not depend on it."""
@@ -66,7 +99,7 @@ class PlanInputs:
     desired: Collection[Desired]
     """apply: of sb.yml. rollback: of the snapshot. against: of the proposed file. destroy and drift do not look at it."""
     recorded: Mapping[Address, Recorded]
-    """Of the state. against: `selection.recorded_from(desired of the base file)`."""
+    """Of the state. against: `recorded_from(desired of the base file)`."""
     snapshots: Mapping[str, NodeSnapshot | None] = field(default_factory=dict)
     """By host. A host without one counts as unreachable."""
     unreachable: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +123,25 @@ class PlanInputs:
     options: Mapping[str, Any] = field(default_factory=dict)
     header: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def against(
+        cls, base: Collection[Desired], proposed: Collection[Desired], config: ProposedConfig, now: datetime
+    ) -> PlanInputs:
+        """Two files compared: `base` counts as applied, no host and no state is known."""
+        return cls(
+            mode="against",
+            desired=proposed,
+            recorded=recorded_from(base),
+            hosts={one.host: one.connection for one in (*base, *proposed)},
+            lineage=None,
+            serial=0,
+            config_digest=config.digest,
+            catalog_digest=config.catalog_digest,
+            now=now,
+            prevent_destroy=config.prevent_destroy,
+            header={"fleet": config.fleet_name},
+        )
 
     @property
     def offline(self) -> bool:

@@ -179,7 +179,8 @@ class Plan:
     """JSON carried for the one who plans again (`rollback_serial`); never used to decide."""
     notes: tuple[str, ...] = ()
     header: Mapping[str, str] = field(default_factory=dict)
-    """For the view only: fleet name, who applied last, when. Never used to decide."""
+    """For the view only, never used to decide: `fleet` its name, `state` the serial and who applied it when, `observed` how many hosts
+    answered how fast."""
 
     @property
     def actionable(self) -> tuple[Change, ...]:

@@ -1,6 +1,7 @@
 """What may not be applied, why, and with which code `plan` exits. Pure: a plan and the user's limits in, reasons out.
 
-A blocked change stops itself and what waits for it, nothing else. A refusal stops the whole plan.
+A blocked change says so itself, and so does what waits for it; the rest of the plan is not marked. Any refusal stops an apply before it
+starts; leaving the blocked changes out (--exclude) lets the rest go on.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ def refusals(plan: Plan, limits: Limits = _NO_LIMITS) -> tuple[Refusal, ...]:
 
 
 def applyable(plan: Plan, limits: Limits = _NO_LIMITS) -> bool:
-    """Whether an apply would do something and may: not refused as a whole, and at least one change that is not blocked."""
+    """Whether an apply would do something and may: it asks hosts, every host answered or may be left out, nothing is refused."""
     if plan.mode in ("drift", "against") or plan.offline or (plan.unreachable and not plan.allow_unreachable):
         return False
-    return not any(_against_the_whole(plan, limits)) and any(change.blocked is None for change in plan.actionable)
+    return bool(plan.actionable) and not refusals(plan, limits)
 
 
 def complete(plan: Plan) -> bool:
@@ -123,7 +124,10 @@ def _against_changes(plan: Plan) -> Iterable[Refusal]:
     for change in plan.actionable:
         if change.blocked is not None and change.blocked_code != "plan.waits_for_blocked":
             yield Refusal(
-                change.blocked_code or "plan.blocked", change.blocked, f"see {change.address}", str(change.address)
+                change.blocked_code or "plan.blocked",
+                change.blocked,
+                f"leave it out: --exclude '{change.address}'",
+                str(change.address),
             )
 
 

@@ -204,7 +204,8 @@ def _moved(
         )
         return
     if saved.serial != serial:
-        yield f"the state moved from serial {saved.serial} to {serial}{_who(fresh.header)}"
+        said = fresh.header.get("state")
+        yield f"the state moved from serial {saved.serial} to {serial}{f' ({said})' if said else ''}"
     if saved.config_digest != config_digest:
         yield "the configuration changed"
     if saved.catalog_digest != catalog_digest:
@@ -231,8 +232,3 @@ def _moved_facts(was: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping
 def _brief(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
-
-
-def _who(header: Mapping[str, str]) -> str:
-    by, at = header.get("applied_by"), header.get("applied_at")
-    return "".join((f", applied by {by}" if by else "", f" at {at}" if at else ""))

@@ -23,7 +23,7 @@ from sbctl.plan.inputs import MergesSpecs, PlanInputs, Planners, RestoresSpecs
 from sbctl.plan.model import Desired, Recorded
 from sbctl.plan.order import address_key
 
-__all__ = ["Selection", "effective_desired", "match_addresses", "merge_member_maps", "recorded_from"]
+__all__ = ["Selection", "effective_desired", "match_addresses", "merge_member_maps"]
 
 _MEMBER_MAPS: Final = {"deployment": "deployments", "origin": "origins"}
 """Where a bundle's spec keeps its members, by kind and then by name."""
@@ -37,17 +37,6 @@ class Selection:
     planned: frozenset[Address]
     replaced: frozenset[Address]
     notes: tuple[str, ...] = ()
-
-
-def recorded_from(base: Iterable[Desired]) -> dict[Address, Recorded]:
-    """The base of `plan --against` as if it had been applied: every spec is recorded, nothing is known of any host."""
-    return {
-        one.address: Recorded(
-            one.address, {}, 0, one.fingerprint, one.spec, one.host, one.connection, one.after, one.member_of, one.keep,
-            one.prevent_destroy,
-        )
-        for one in base
-    }  # fmt: skip
 
 
 def effective_desired(inputs: PlanInputs, planners: Planners) -> Selection:
@@ -284,9 +273,16 @@ def _with_spec(desired: Desired, spec: Mapping[str, Any]) -> Desired:
 
 def _as_desired(recorded: Recorded) -> Desired:
     return Desired(
-        recorded.address, recorded.spec, recorded.fingerprint, recorded.host, recorded.connection, recorded.after,
-        recorded.member_of, recorded.prevent_destroy, recorded.keep,
-    )  # fmt: skip
+        address=recorded.address,
+        spec=recorded.spec,
+        fingerprint=recorded.fingerprint,
+        host=recorded.host,
+        connection=recorded.connection,
+        after=recorded.after,
+        member_of=recorded.member_of,
+        prevent_destroy=recorded.prevent_destroy,
+        keep=recorded.keep,
+    )
 
 
 def _partial_notes(inputs: PlanInputs, world: _World, planned: frozenset[Address]) -> Iterable[str]:
