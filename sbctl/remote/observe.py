@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
@@ -31,11 +31,22 @@ _PASSING: Final = frozenset({"ssh.connection_lost", "ssh.name_unknown"})
 
 @dataclass(frozen=True, slots=True)
 class FleetObservation:
-    """Every host is in exactly one of `snapshots` and `unreachable`; `sessions` has one for each, open where it answered."""
+    """Every host is in exactly one of `snapshots` and `unreachable`; `sessions` has one for each, open where it answered.
+
+    A context manager: at the end of the block the sessions are closed.
+    """
 
     snapshots: Mapping[str, NodeSnapshot]
     unreachable: Mapping[str, UnreachableError | HostError]
     sessions: Mapping[str, HostSession]
+    seconds: float
+    """How long asking took."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close every session. Never raises."""
@@ -57,6 +68,7 @@ def observe_fleet(
     `pythons` names an interpreter for hosts where the operator did; `environ` is the operator's environment, for the local machine only.
     """
     named = pythons or {}
+    begun = clock.monotonic_s()
     sessions = {
         host: open_session(host, connection, clock=clock, python=named.get(host), environ=environ)
         for host, connection in connections.items()
@@ -86,7 +98,8 @@ def observe_fleet(
         max_workers=max(1, min(max_parallel, len(connections))), thread_name_prefix="observe"
     ) as pool:
         list(pool.map(observe, connections))
-    return FleetObservation(_in_order(connections, snapshots), _in_order(connections, unreachable), sessions)
+    seconds = clock.monotonic_s() - begun
+    return FleetObservation(_in_order(connections, snapshots), _in_order(connections, unreachable), sessions, seconds)
 
 
 def _in_order(connections: Mapping[str, Connection], found: Mapping[str, _Found]) -> dict[str, _Found]:
