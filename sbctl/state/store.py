@@ -153,10 +153,7 @@ class StateStore:
             lock.release()
 
     def _open_writer(self) -> Writer:
-        if self._held is None:
-            raise LockedError(
-                "state.not_locked", "the state is changed under its lock only", place=str(self.paths.lock)
-            )
+        held = self._require_lock()
         if self._writer is None:
             if not self.exists():
                 raise refusals.absent(self.paths)
