@@ -1,1 +1,1 @@
-"""Everything that is printed. Text, markdown and JSON are views of one result object; the one owner of `rich`."""
+"""What people and programs see. Result objects come in, text or JSON goes out; nothing here decides anything."""

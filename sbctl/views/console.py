@@ -1,0 +1,132 @@
+"""The one owner of stdout and stderr.
+
+stdout carries the result, stderr the talk: progress, notes, failures. Colour only on a terminal and without NO_COLOR. Lines are laid out
+for the terminal's width, 80 without one, COLUMNS when set. A reader that went away (`| head -1`) ends output quietly and nothing else: a
+running apply goes on to its safe point. An encoding that lacks our signs gets plain ones.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from sbctl.base.display import display_safe
+from sbctl.base.strict_json import dump_pretty
+
+__all__ = ["SCHEMA_VERSION", "envelope", "line_width", "note", "print_json", "result", "stderr_console", "talk"]
+
+SCHEMA_VERSION: Final = 1
+"""Of every JSON result on stdout."""
+
+_MIN_WIDTH: Final = 40
+_MAX_WIDTH: Final = 110
+_PLAIN_SIGNS: Final = str.maketrans(
+    {"→": "->", "·": "-", "…": "...", "—": "-", "–": "-", "✓": "ok", "✗": "x", "│": "|", "“": '"', "”": '"'}
+)
+
+
+def result(renderable: RenderableType) -> None:
+    """Print a command's result on stdout."""
+    _print(renderable, sys.stdout)
+
+
+def talk(renderable: RenderableType) -> None:
+    """Print on stderr what is not the result."""
+    _print(renderable, sys.stderr)
+
+
+def note(text: str) -> None:
+    """One line on stderr; foreign parts are made safe."""
+    talk(Text(display_safe(text)))
+
+
+def print_json(command: str, body: Mapping[str, Any]) -> None:
+    """Print a command's result as JSON on stdout."""
+    _write(dump_pretty(envelope(command, body)), sys.stdout)
+
+
+def envelope(command: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Every JSON result: `schema_version` and `command` beside the body's own fields."""
+    return {"schema_version": SCHEMA_VERSION, "command": command, **body}
+
+
+def line_width(stream: TextIO | None = None) -> int:
+    """Columns to lay a text out for, 40 to 110."""
+    return max(_MIN_WIDTH, min(_MAX_WIDTH, _console(stream or sys.stdout).width))
+
+
+def stderr_console() -> Console:
+    """For live progress; writes to stderr as it is at the time of the call."""
+    return _console(sys.stderr)
+
+
+def _plain(stream: TextIO) -> bool:
+    return bool(os.environ.get("NO_COLOR")) or not _is_terminal(stream)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:
+        return False
+
+
+def _console(stream: TextIO, file: TextIO | None = None) -> Console:
+    return Console(
+        file=file or stream,
+        force_terminal=_is_terminal(stream),
+        color_system=None if _plain(stream) else "auto",
+        width=_width(stream),
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def _width(stream: TextIO) -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and 0 < int(columns) < 10_000:
+        return int(columns)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _print(renderable: RenderableType, stream: TextIO) -> None:
+    buffer = io.StringIO()
+    _console(stream, buffer).print(renderable, soft_wrap=isinstance(renderable, (str, Text)))
+    _write(buffer.getvalue(), stream)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN_SIGNS).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        _silence(stream)
+    except ValueError:
+        # The stream was closed under us; there is nobody to tell.
+        return
+
+
+def _silence(stream: TextIO) -> None:
+    """Later output, the interpreter's last flush too, goes nowhere."""
+    try:
+        sink = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(sink, stream.fileno())
+        os.close(sink)
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,44 @@
+"""How a command says on stderr that it did not work; with `--format json` the error is the result, so it goes to stdout."""
+
+from __future__ import annotations
+
+import traceback
+
+from rich.text import Text
+
+from sbctl.base.errors import SbctlError
+from sbctl.base.secret import redact
+from sbctl.views.console import print_json, talk
+from sbctl.views.diagnostics import error_document, error_text
+from sbctl.views.layout import safe
+
+__all__ = ["print_bug", "print_failure", "print_usage_error"]
+
+_FRAMES_MAX = 6
+
+
+def print_failure(error: SbctlError, *, as_json: bool = False, command: str = "") -> None:
+    """Say what went wrong, where, and what to do next."""
+    if as_json:
+        print_json(command, error_document(error))
+    else:
+        talk(error_text(error))
+
+
+def print_usage_error(message: str, command_path: str) -> None:
+    """A wrong command line."""
+    text = Text("error[usage]", style="bold red")
+    text.append(f": {safe(message)}\n", style="bold")
+    text.append(f"   = {safe(command_path)} --help")
+    talk(text)
+
+
+def print_bug(error: BaseException) -> None:
+    """An error that sbctl did not expect: its kind and its places in our code, without values of variables."""
+    frames = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    text = Text("error[bug]", style="bold red")
+    text.append(f": {safe(redact(f'{type(error).__name__}: {error}'), max_chars=400)}\n", style="bold")
+    for frame in frames[-_FRAMES_MAX:]:
+        text.append(f"  at {safe(frame)}\n", style="dim")
+    text.append("   = this is a fault of sbctl itself; please report it with the lines above")
+    talk(text)

@@ -1,0 +1,155 @@
+"""A plan for the terminal: one row a change, what differs under it, one line that sums up.
+
+Symbols: `+` create, `~` update, `-/+` replace, `-` delete, `.` forget, `?` unreachable, `!` blocked. Members stand under their bundle.
+Rows that change nothing are left out. A note `label: text` with
+a short label stands in columns like a value. The same document, live or saved, gives the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.text import Text
+
+from sbctl.base.display import format_bytes, plural
+from sbctl.plan.document import ChangeDocument, LeafDocument, PlanDocument
+from sbctl.views.layout import RADIUS_STYLES, joined, label_columns, labelled, padded, safe, sentence, value_text
+
+__all__ = ["SYMBOLS", "leaf_words", "plan_text", "shown_changes", "summary_sentence"]
+
+SYMBOLS: Final = {"create": "+", "update": "~", "replace": "-/+", "delete": "-", "forget": ".", "unreachable": "?"}
+_STYLES: Final = {"+": "green", "~": "yellow", "-/+": "magenta", "-": "red", ".": "dim", "?": "yellow", "!": "bold red"}
+
+_LEAVES_MAX: Final = 20
+_RADIUS_COLUMNS: Final = 12
+_LABEL_MAX_CHARS: Final = 18
+_DOWNTIME: Final = {
+    "none": "No downtime.",
+    "queue": "Requests wait while it changes.",
+    "refuse": "Requests are refused while it changes.",
+}
+_NOTHING: Final = {
+    "apply": "No changes: the fleet is as sb.yml says.",
+    "rollback": "No changes: the fleet is as it was then.",
+    "destroy": "Nothing to destroy.",
+    "drift": "No drift: everything is as the last apply left it.",
+    "against": "No difference.",
+}
+
+
+def plan_text(document: PlanDocument, *, width: int = 80, explain: bool = False) -> Text:
+    """The whole plan. `explain` adds every reason and the values of what is created or removed."""
+    text = Text()
+    header = joined(safe(document.header.get(key, "")) for key in ("fleet", "state", "observed"))
+    if header:
+        text.append(header + "\n", style="bold")
+    rows = shown_changes(document)
+    if rows:
+        text.append("\n")
+    for change in rows:
+        text.append_text(_row(change, document.mode, width, explain))
+    if rows:
+        text.append("\n")
+    for said in document.notes:
+        text.append_text(sentence(said, indent=0, width=width, first="note: ", style="dim"))
+    for refusal in document.refusals:
+        text.append_text(sentence(refusal.message, indent=0, width=width, first="refused: ", style="bold red"))
+        text.append_text(sentence(refusal.next_step, indent=9, width=width))
+    text.append_text(sentence(summary_sentence(document), indent=0, width=width, style="bold"))
+    text.rstrip()
+    return text
+
+
+def shown_changes(document: PlanDocument) -> tuple[ChangeDocument, ...]:
+    """The changes that are a row: everything but what stays as it is."""
+    return tuple(change for change in document.resource_changes if change.action != "no-op")
+
+
+def summary_sentence(document: PlanDocument) -> str:
+    """`Plan: 1 to add, 1 to change, 0 to remove, 1 unknown. Blast radius: reload. Download 4.7 GiB. No downtime.`"""
+    summary = document.summary
+    acting = summary.create + summary.update + summary.replace + summary.delete + summary.forget
+    if not acting:
+        rest = f" {summary.unknown} unknown." if summary.unknown else ""
+        return _NOTHING[document.mode] + rest
+    if document.mode == "drift":
+        unknown = f" {summary.unknown} unknown." if summary.unknown else ""
+        verb = "differs" if acting == 1 else "differ"
+        return f"Drift: {plural(acting, 'resource')} {verb} from serial {document.serial}.{unknown} sbctl apply repairs that."
+    counts = [f"{summary.create} to add", f"{summary.update} to change", f"{summary.delete} to remove"]
+    counts += [
+        f"{count} {word}"
+        for count, word in (
+            (summary.replace, "to replace"),
+            (summary.forget, "to forget"),
+            (summary.unknown, "unknown"),
+            (summary.blocked, "blocked"),
+        )
+        if count
+    ]
+    parts = [f"Plan: {', '.join(counts)}.", f"Blast radius: {summary.blast_radius}."]
+    if summary.download_bytes:
+        parts.append(f"Download {format_bytes(summary.download_bytes)}.")
+    if not document.offline:
+        parts.append(_DOWNTIME[summary.downtime])
+    return " ".join(parts)
+
+
+def leaf_words(leaf: LeafDocument, *, both: bool = True) -> str:
+    """`4 → 8`, or only the side that exists unless `both`."""
+    after = f"(known {safe(leaf.after_unknown)})" if leaf.after_unknown else value_text(leaf.path, leaf.after)
+    before = value_text(leaf.path, leaf.before)
+    if both:
+        return f"{before} → {after}"
+    return before if leaf.before is not None else after
+
+
+def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
+    symbol = "!" if change.blocked else SYMBOLS[change.action]
+    label = "unreachable" if change.action == "unreachable" else change.blast_radius
+    indent = 2 if change.member_of else 0
+    head = f"{' ' * indent}{symbol:>3} "
+    line = Text(head, style=_STYLES[symbol])
+    line.append(padded(safe(change.address), width - len(head) - _RADIUS_COLUMNS), style="bold")
+    line.append(label, style=RADIUS_STYLES[label])
+    line.append("\n")
+    details = tuple(_details(change, mode, explain))
+    columns = label_columns(label for label, _, _ in details if label)
+    for label, words, style in details:
+        if label:
+            line.append_text(labelled(label, words, indent=indent + 6, width=width, columns=columns, style=style))
+        else:
+            line.append_text(sentence(words, indent=indent + 6, width=width, style=style))
+    return line
+
+
+def _details(change: ChangeDocument, mode: str, explain: bool) -> Iterator[tuple[str, str, str]]:
+    """Label, text, style; without a label it is a sentence."""
+    updates = change.action in ("update", "replace")
+    if change.reason and (
+        explain or change.action not in ("create", "update") or not (change.leaves or change.members)
+    ):
+        yield "", change.reason, ""
+    if change.blocked:
+        yield "", change.blocked.message, "bold red"
+    if updates or explain:
+        yield from _leaves(change, both=updates, explain=explain or mode == "drift" or change.drifted)
+    if change.download_bytes:
+        yield "download", format_bytes(change.download_bytes), ""
+    if change.memory_bytes:
+        yield "memory a replica", format_bytes(change.memory_bytes), ""
+    if change.downtime != "none":
+        yield "downtime", _DOWNTIME[change.downtime].removesuffix(".").lower(), ""
+    for said in change.notes:
+        label, colon, rest = said.partition(": ")
+        short = bool(colon and rest) and len(label) <= _LABEL_MAX_CHARS
+        yield (label, rest, "") if short else ("", said, "")
+
+
+def _leaves(change: ChangeDocument, *, both: bool, explain: bool) -> Iterator[tuple[str, str, str]]:
+    for leaf in change.leaves[:_LEAVES_MAX]:
+        why = f" ({leaf.reason})" if leaf.reason and explain else ""
+        yield (leaf.path, leaf_words(leaf, both=both) + why, "") if leaf.path else ("…", leaf.reason, "")
+    if len(change.leaves) > _LEAVES_MAX:
+        yield "…", f"{len(change.leaves) - _LEAVES_MAX} more in --format json", ""
