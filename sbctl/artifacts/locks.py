@@ -1,0 +1,64 @@
+"""Locks of the cache, all kernel locks on files under `locks/`, shared by every process on the host.
+
+<artifact>.lock         exclusive   one pull, import, verify or removal of that artifact
+lease-<artifact>.lock   shared      while a deployment is configured or resident; removal tries exclusive
+cache-mutation.lock     shared for publishing, exclusive for removal
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Final
+
+from sbctl.base.clock import Clock
+from sbctl.base.errors import LockedError
+from sbctl.base.flock import FileLock
+
+__all__ = ["artifact_lock_path", "hold", "hold_async", "lease_path", "mutation_lock_path"]
+
+_POLL_S: Final = 0.1
+_PATIENCE_S: Final = 600.0
+
+
+def artifact_lock_path(root: Path, artifact: str) -> Path:
+    return root / "locks" / f"{artifact}.lock"
+
+
+def lease_path(root: Path, artifact: str) -> Path:
+    return root / "locks" / f"lease-{artifact}.lock"
+
+
+def mutation_lock_path(root: Path) -> Path:
+    return root / "locks" / "cache-mutation.lock"
+
+
+@contextlib.contextmanager
+def hold(path: Path, clock: Clock, *, shared: bool = False, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Wait for a lock in a thread that may wait. Raises LockedError `cache.locked` after `patience_s`."""
+    lock = FileLock(path)
+    began = clock.monotonic_s()
+    while not lock.try_acquire(shared=shared):
+        if clock.monotonic_s() - began >= patience_s:
+            raise LockedError(
+                "cache.locked", "another process works on the model cache", place=str(path), retryable=True
+            )
+        clock.sleep_s(_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.asynccontextmanager
+async def hold_async(path: Path) -> AsyncIterator[None]:
+    """Wait for a lock without blocking the loop, as long as it takes: the holder may be downloading."""
+    lock = FileLock(path)
+    while not lock.try_acquire():  # noqa: ASYNC110 - a kernel lock wakes nobody
+        await asyncio.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
