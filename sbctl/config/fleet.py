@@ -1,0 +1,241 @@
+"""`fleet`: sbctl's own block. Which hosts there are, how they are reached, who may sign, who may call, and what differs per host.
+
+Host over group over `defaults` over the global block. `proxy` of a host, group or defaults is an overlay with the very fields of `proxy`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from sbctl.artifacts.model import Delivery
+from sbctl.base.field_types import (
+    AbsolutePath,
+    Block,
+    FilePath,
+    HexDigest,
+    HostAddress,
+    Id,
+    Items,
+    LabelKey,
+    LabelValue,
+    PlainText,
+    Port,
+    VarName,
+    Version,
+    expected,
+)
+
+__all__ = [
+    "ApiKeyModel",
+    "FleetModel",
+    "GroupModel",
+    "HostModel",
+    "HostPattern",
+    "OverlayModel",
+    "PythonModel",
+    "RuntimeModel",
+    "SshModel",
+    "StateModel",
+    "TrustModel",
+]
+
+Role = Literal["gateway", "worker", "authority"]
+VarValue = Annotated[str | int | float | bool, Field(union_mode="left_to_right")]
+
+
+def _check_public_key(text: str) -> str:
+    if not text.startswith("ed25519:") or len(text) != 52:
+        raise expected("a public key as ed25519:<base64 of 32 bytes>")
+    return text
+
+
+PublicKey = Annotated[
+    str,
+    AfterValidator(_check_public_key),
+    WithJsonSchema({"type": "string", "minLength": 52, "maxLength": 52, "pattern": "^ed25519:[A-Za-z0-9+/]{43}="}),
+]
+
+
+def _check_host_key(text: str) -> str:
+    fingerprint = text.removeprefix("SHA256:")
+    if fingerprint != text and len(fingerprint) == 43:
+        return text
+    parts = text.split(" ")
+    if len(parts) >= 2 and parts[0].startswith(("ssh-", "ecdsa-sha2-", "sk-")) and len(parts[1]) > 40:
+        return text
+    raise expected("a host key: SHA256:<43 characters> as ssh-keygen -lf prints it, or a public key line")
+
+
+HostKey = Annotated[
+    str,
+    AfterValidator(_check_host_key),
+    WithJsonSchema({"type": "string", "maxLength": 2048, "pattern": "^(SHA256:|ssh-|ecdsa-sha2-|sk-)"}),
+]
+
+
+class StateModel(Block):
+    noun: ClassVar[str] = "state"
+
+    backend: Literal["local", "http", "postgres"] = Field(
+        default="local", description="Where the recorded truth is kept."
+    )
+    directory: FilePath = Field(default=".sbctl", description="Its directory, relative to the directory of sb.yml.")
+    encryption: Any = Field(default=None, description="Encryption of the state; not in this version.")
+    address: PlainText | None = Field(default=None, description="Address of a remote backend; not in this version.")
+
+
+class PythonModel(Block):
+    noun: ClassVar[str] = "a standalone Python"
+
+    path: FilePath = Field(description="Archive on the operator's machine.")
+    sha256: HexDigest = Field(description="Its SHA-256.")
+
+
+class RuntimeModel(Block):
+    noun: ClassVar[str] = "the runtime"
+
+    version: Version | None = Field(
+        default=None, description="Version of the runtime on all hosts, so that two operators agree."
+    )
+    python: AbsolutePath | PythonModel | None = Field(
+        default=None, description="Python 3.11 or newer on the hosts. Unset: the newest that the host has."
+    )
+
+
+class TrustModel(Block):
+    noun: ClassVar[str] = "trust"
+
+    signers: dict[Id, PublicKey] = Field(
+        min_length=1, max_length=64, description="Who may sign desired state: name to public key."
+    )
+
+
+class ApiKeyModel(Block):
+    noun: ClassVar[str] = "an API key"
+
+    sha256: HexDigest = Field(description="SHA-256 of the key; the key itself is never written here.")
+    priority: Literal["interactive", "standard", "batch"] = Field(default="standard", description="Who waits for whom.")
+    models: Items[PlainText] | None = Field(default=None, description="Public model names it may use. Unset: all.")
+    requests_per_minute: Annotated[int, Field(gt=0, le=1_000_000)] | None = Field(
+        default=None, description="Requests a minute. Unset: no limit."
+    )
+
+
+class SshModel(Block):
+    noun: ClassVar[str] = "ssh settings"
+
+    user: PlainText | None = Field(default=None, description="Login name. Unset: root.")
+    port: Port | None = Field(default=None, description="Port of sshd. Unset: 22.")
+    identity_file: FilePath | None = Field(
+        default=None, description="Private key. Unset: the agent and the usual files."
+    )
+    become: Any = Field(default=None, description="Another user for the work; not in this version.")
+    jump: Any = Field(default=None, description="A host in between; not in this version.")
+    jumps: Any = Field(default=None, description="Hosts in between; not in this version.")
+    host_keys: Any = Field(default=None, description="A file of pinned host keys; not in this version.")
+
+
+class OverlayModel(Block):
+    noun: ClassVar[str] = "fleet defaults"
+
+    roles: Items[Role] | None = Field(
+        default=None, min_length=1, max_length=3, description="What the host does. Unset: gateway and worker."
+    )
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, max_length=64, description="Labels, for required_labels."
+    )
+    vars: dict[VarName, VarValue] = Field(
+        default_factory=dict, max_length=256, description="Values for ${…}; they come before the environment."
+    )
+    delivery: Delivery | None = Field(
+        default=None,
+        description="pull: the host fetches weights and engines; push: the operator's machine sends them. Unset: pull.",
+    )
+    keep: Items[Literal["weights"]] = Field(
+        default=(), max_length=1, description="What stays on a host that is given up."
+    )
+    python: AbsolutePath | None = Field(default=None, description="Python of this host; before fleet.runtime.python.")
+    ssh: SshModel = Field(default=SshModel(), description="How to log in; over fleet.ssh.")
+    proxy: dict[str, Any] = Field(default_factory=dict, description="What differs in proxy.")
+
+
+class GroupModel(OverlayModel):
+    noun: ClassVar[str] = "a group"
+
+
+class HostModel(OverlayModel):
+    noun: ClassVar[str] = "a host"
+
+    address: HostAddress = Field(description="How SSH reaches the host; local is this machine.")
+    group: Id | None = Field(default=None, description="Group whose settings it takes.")
+    host_key: HostKey | Items[HostKey] | None = Field(
+        default=None, description="Its pinned SSH key: SHA256:… or a public key line; a list for a range of hosts."
+    )
+    data_address: HostAddress | None = Field(
+        default=None, description="How clients and peers reach it. Unset: address."
+    )
+
+
+def _check_prevent(text: str) -> str:
+    kind, dot, rest = text.partition(".")
+    if not dot or not kind or not rest or len(text) > 400 or not text.isprintable() or " " in text:
+        raise expected("an address pattern such as artifact.* or deployment.gpu-a/chat")
+    return text
+
+
+AddressPattern = Annotated[
+    str,
+    AfterValidator(_check_prevent),
+    WithJsonSchema({"type": "string", "minLength": 3, "maxLength": 400, "pattern": "^[^. ]+[.][^ ]"}),
+]
+
+_RANGE_CHARS = "A-Za-z0-9._,\\[\\]-"
+
+
+def _check_host_pattern(text: str) -> str:
+    if not 0 < len(text) <= 128 or any(char not in _HOST_PATTERN_CHARS for char in text) or text in (".", ".."):
+        raise expected("a host name of A-Z a-z 0-9 . _ -, with ranges as gpu-[1-4]")
+    return text
+
+
+_HOST_PATTERN_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-[],")
+HostPattern = Annotated[
+    str,
+    AfterValidator(_check_host_pattern),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 128,
+            "not": {"anyOf": [{"pattern": f"[^{_RANGE_CHARS}]"}, {"enum": [".", ".."]}]},
+        }
+    ),
+]
+
+
+class FleetModel(Block):
+    noun: ClassVar[str] = "the fleet"
+
+    name: Id | None = Field(
+        default=None, description="Name of the fleet. Unset: the cluster's, else that of the directory."
+    )
+    state: StateModel = Field(default=StateModel(), description="Where the recorded truth is kept.")
+    runtime: RuntimeModel = Field(default=RuntimeModel(), description="The daemon on the hosts.")
+    trust: TrustModel | None = Field(default=None, description="Who may sign. Unset: the state keeps the set.")
+    api_keys: dict[Id, ApiKeyModel] = Field(default_factory=dict, max_length=1024, description="Who may call the API.")
+    public: bool = Field(default=False, description="Serve the API off loopback without keys.")
+    ssh: SshModel = Field(default=SshModel(), description="How hosts are reached.")
+    update: Any = Field(default=None, description="How updates roll over hosts; not in this version.")
+    groups: dict[Id, GroupModel] = Field(default_factory=dict, description="Settings that hosts share.")
+    defaults: OverlayModel = Field(default=OverlayModel(), description="Settings of all hosts.")
+    hosts: dict[HostPattern, HostModel] | None = Field(
+        default=None, description="Machines by name. Unset: this machine, named local."
+    )
+    prevent_destroy: Items[AddressPattern] = Field(
+        default=(), max_length=256, description="Addresses that no plan may remove or replace."
+    )
+    accept_unenforced: Items[PlainText] = Field(
+        default=(), max_length=256, description="Access restrictions in this file that sbctl may leave unenforced."
+    )

@@ -1,0 +1,109 @@
+"""`origins` as sb.yml writes them: which hostname exposes which deployment under which public model name (SBproxy, AI providers).
+
+Only an origin of type `ai_proxy` with providers of type `managed_model` is served by sbctl. Other actions and providers stay in the file
+and are named as not managed, so their fields are not read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from sbctl.base.field_types import Block, HostName, Id, Items, PlainText
+
+__all__ = [
+    "AiActionModel",
+    "ExternalProviderModel",
+    "OriginModel",
+    "OriginName",
+    "OtherActionModel",
+    "ProviderModel",
+    "ServingProviderModel",
+    "provider_form",
+]
+
+OriginName = HostName
+
+
+class ProviderModel(Block):
+    noun: ClassVar[str] = "a managed provider"
+
+    name: PlainText = Field(description="Name of the provider, for logs and metrics.")
+    provider_type: Literal["managed_model"] = Field(description="managed_model: a deployment of proxy.model_host.")
+    deployment: Id = Field(description="Which deployment answers.")
+    models: Items[PlainText] = Field(
+        default=(), max_length=256, description="Public model names. Empty: the deployment's id is the name."
+    )
+    default_model: PlainText | None = Field(
+        default=None, description="Which of them answers a request that names none."
+    )
+    base_url: Any = Field(default=None, description="Never with managed_model: the runtime knows the address.")
+    api_key: Any = Field(default=None, description="Never with managed_model: there is nobody to authenticate to.")
+
+
+class ServingProviderModel(Block):
+    model_config = ConfigDict(extra="allow")
+    noun: ClassVar[str] = "a serving provider"
+
+    name: PlainText = Field(description="Name of the provider.")
+    serve: dict[str, Any] = Field(description="SBproxy's older way to host a model; not in this version.")
+
+
+class ExternalProviderModel(Block):
+    model_config = ConfigDict(extra="allow")
+    noun: ClassVar[str] = "an external provider"
+
+    name: PlainText = Field(description="Name of the provider.")
+
+
+def provider_form(value: Any) -> str:
+    """Which of the three forms a provider has."""
+    if not isinstance(value, dict):
+        return "managed" if isinstance(value, ProviderModel) else "external"
+    if value.get("serve") is not None:
+        return "serving"
+    managed = value.get("provider_type") == "managed_model" or "deployment" in value
+    return "managed" if managed else "external"
+
+
+Provider = Annotated[
+    Annotated[ProviderModel, Tag("managed")]
+    | Annotated[ServingProviderModel, Tag("serving")]
+    | Annotated[ExternalProviderModel, Tag("external")],
+    Discriminator(provider_form),
+]
+
+
+class AiActionModel(Block):
+    noun: ClassVar[str] = "an AI action"
+
+    type: Literal["ai_proxy"] = Field(description="ai_proxy: an OpenAI-compatible API.")
+    providers: Items[Provider] = Field(default=(), max_length=64, description="What answers requests.")
+
+
+class OtherActionModel(Block):
+    model_config = ConfigDict(extra="allow")
+    noun: ClassVar[str] = "an action of another plane"
+
+    type: Literal[
+        "proxy", "redirect", "static", "echo", "mock", "beacon", "load_balancer", "websocket", "grpc", "graphql", "storage",
+        "a2a", "mcp", "noop",
+    ] = Field(description="What the origin does; sbctl serves ai_proxy only.")  # fmt: skip
+
+
+def _action_form(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    others = OtherActionModel.model_fields["type"].annotation
+    return "other" if isinstance(kind, str) and kind in getattr(others, "__args__", ()) else "ai"
+
+
+Action = Annotated[
+    Annotated[AiActionModel, Tag("ai")] | Annotated[OtherActionModel, Tag("other")], Discriminator(_action_form)
+]
+
+
+class OriginModel(Block):
+    noun: ClassVar[str] = "an origin"
+
+    action: Action = Field(description="What the hostname does.")
