@@ -43,7 +43,7 @@ def plan_text(document: PlanDocument, *, width: int = 80, explain: bool = False)
     text = Text()
     header = joined(safe(document.header.get(key, "")) for key in ("fleet", "state", "observed"))
     if header:
-        text.append(header + "\n", style="bold")
+        text.append_text(sentence(header, indent=0, width=width, style="bold"))
     rows = shown_changes(document)
     if rows:
         text.append("\n")
@@ -107,13 +107,12 @@ def leaf_words(leaf: LeafDocument, *, both: bool = True) -> str:
 
 def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
     symbol = "!" if change.blocked else SYMBOLS[change.action]
-    label = "unreachable" if change.action == "unreachable" else change.blast_radius
+    noticed = "unreachable" if change.action == "unreachable" else str(change.blast_radius)
     indent = 2 if change.member_of else 0
     head = f"{' ' * indent}{symbol:>3} "
     line = Text(head, style=_STYLES[symbol])
     line.append(padded(safe(change.address), width - len(head) - _RADIUS_COLUMNS), style="bold")
-    line.append(label, style=RADIUS_STYLES[label])
-    line.append("\n")
+    line.append(f"{noticed}\n", style=RADIUS_STYLES[noticed])
     details = tuple(_details(change, mode, explain))
     columns = label_columns(label for label, _, _ in details if label)
     for label, words, style in details:
