@@ -1,0 +1,165 @@
+"""The lab as a fixture: real hosts with systemd and sshd on this machine, booted once a session and always ended again.
+
+`lab` skips, with the reason, where hosts cannot be booted. One test run at a time uses the lab; another one waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sbctl.base.connection import Connection
+
+__all__ = ["Lab", "LabHost", "lab"]
+
+SCRIPT = Path(__file__).with_name("hosts.sh")
+ROOT = Path("/run/sbctl-lab")
+LOCK = Path("/run/sbctl-lab.lock")
+HOST_COUNT = 3
+WAIT_FOR_OTHER_RUN_S = 600
+COMMANDS = ("ip", "unshare", "nsenter", "setpriv", "ssh-keygen", "sshd", "mountpoint")
+
+
+@dataclass(frozen=True)
+class LabHost:
+    """One host: log in as `root` or `ops` with `identity_file`."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"h{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"10.78.0.{self.number}"
+
+    @property
+    def host_key(self) -> str:
+        """The public key line, without its comment."""
+        kind, blob, *_ = (ROOT / self.name / "host_key.pub").read_text().split()
+        return f"{kind} {blob}"
+
+    @property
+    def fingerprint(self) -> str:
+        shown = _output(["ssh-keygen", "-lf", str(ROOT / self.name / "host_key.pub")])
+        return shown.split()[1]
+
+    @property
+    def identity_file(self) -> str:
+        return str(ROOT / "operator_key")
+
+    def connection(self, user: str = "root") -> Connection:
+        """How sbctl reaches it, pinned by fingerprint."""
+        return Connection("ssh", self.address, 22, user, self.fingerprint, self.identity_file)
+
+    def ssh(self, *argv: str, user: str = "root", timeout_s: float = 60, check: bool = True) -> str:
+        """The output of a command on the host, run by OpenSSH's own client; for looking from outside at what sbctl did."""
+        options = [f"UserKnownHostsFile={ROOT / 'known_hosts'}", "BatchMode=yes", "ConnectTimeout=10"]
+        known = ROOT / "known_hosts"
+        known.write_text("".join(f"10.78.0.{n} {LabHost(n).host_key}\n" for n in _numbers()))
+        command = ["ssh", "-i", self.identity_file, *(part for option in options for part in ("-o", option))]
+        return _output([*command, f"{user}@{self.address}", *argv], timeout_s=timeout_s, check=check)
+
+
+class Lab:
+    """All hosts. What one test does to a host, it undoes: `heal` after `cut`, `start` after `kill`, files by `pristine`."""
+
+    def __init__(self, hosts: Sequence[LabHost]) -> None:
+        self.hosts = tuple(hosts)
+
+    def kill(self, host: LabHost) -> None:
+        """Power loss."""
+        _hosts("kill", str(host.number))
+
+    def start(self, host: LabHost) -> None:
+        """Boot from the disk as the power loss left it; returns when sshd answers."""
+        _hosts("start", str(host.number))
+
+    def cut(self, host: LabHost) -> None:
+        """No packet passes; connections stay as they are."""
+        _hosts("cut", str(host.number))
+
+    def heal(self, host: LabHost) -> None:
+        _hosts("heal", str(host.number))
+
+    def pristine(self, host: LabHost) -> None:
+        """Remove whatever sbctl left on the host, programs included."""
+        host.ssh(
+            "systemctl stop 'sbctl*' 2>/dev/null;"
+            "pkill -KILL -f /opt/sbctl/ ;"
+            "rm -rf /etc/sbctl /var/lib/sbctl /var/cache/sbctl /opt/sbctl /etc/systemd/system/sbctl-runtime*"
+            " /home/ops/.config/sbctl-runtime /home/ops/.local /home/ops/.cache; systemctl daemon-reload; true"
+        )
+
+
+def _numbers() -> list[int]:
+    return sorted(int(path.name[1:]) for path in ROOT.glob("h[0-9]*"))
+
+
+def _output(argv: Sequence[str], *, timeout_s: float = 60, check: bool = True) -> str:
+    done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout_s, check=False)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{argv} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _hosts(*arguments: str) -> None:
+    # Not captured: the hosts' own processes would hold a pipe open for as long as they live.
+    subprocess.run([str(SCRIPT), *arguments], check=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
+def why_not() -> str | None:
+    """Why no host can be booted here, or None."""
+    if os.geteuid() != 0:
+        return "the lab needs root"
+    missing = [name for name in COMMANDS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
+    if missing:
+        return f"the lab needs {', '.join(missing)}"
+    if not Path("/lib/systemd/systemd").exists():
+        return "the lab needs systemd as a program"
+    if not Path("/usr/bin/python3").exists():
+        return "the lab's hosts need the system's Python at /usr/bin/python3"
+    if "overlay" not in Path("/proc/filesystems").read_text():
+        return "the lab needs overlayfs"
+    return None
+
+
+@contextlib.contextmanager
+def booted(count: int) -> Iterator[Lab]:
+    """Hosts for the length of the block."""
+    with LOCK.open("w") as lock:
+        deadline = time.monotonic() + WAIT_FOR_OTHER_RUN_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    pytest.skip("another test run uses the lab")
+                time.sleep(0.5)
+        _hosts("down")
+        try:
+            _hosts("up", str(count))
+            yield Lab([LabHost(number) for number in range(1, count + 1)])
+        finally:
+            _hosts("down")
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Three hosts, h1 to h3."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with booted(HOST_COUNT) as running:
+        yield running
