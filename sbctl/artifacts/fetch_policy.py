@@ -28,7 +28,17 @@ from sbctl.base.display import display_safe
 from sbctl.base.errors import ArtifactError, InputError
 from sbctl.base.secret import Secret
 
-__all__ = ["FetchSettings", "GuardedResolver", "Origins", "check_url", "origin_of", "parse_url", "shown", "tls_context"]
+__all__ = [
+    "FetchSettings",
+    "GuardedResolver",
+    "Origins",
+    "basic_credentials",
+    "check_url",
+    "origin_of",
+    "parse_url",
+    "shown",
+    "tls_context",
+]
 
 _HF_ENDPOINT: Final = "https://huggingface.co"
 _DNS_NAME: Final = re.compile(
@@ -171,7 +181,7 @@ class FetchSettings:
 
     index: URL
     hf_endpoint: URL
-    index_credentials: aiohttp.BasicAuth | None = field(default=None, repr=False)
+    index_credentials: Secret | None = None
     hf_token: Secret | None = None
     hosts: frozenset[str] = frozenset()
     proxies: Mapping[str, URL] = field(default_factory=dict)
@@ -188,7 +198,7 @@ class FetchSettings:
         token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN")
         credentials = None
         if index.user is not None:
-            credentials = aiohttp.BasicAuth(index.user, index.password or "")
+            credentials = basic_credentials(index)
             index = index.with_user(None)
         proxies = {}
         for scheme in ("https", "http"):
@@ -224,6 +234,11 @@ class FetchSettings:
             return None
         bypass = urllib.request.proxy_bypass_environment(url.host or "", {"no": self.no_proxy})  # type: ignore[attr-defined]
         return None if bypass else proxy
+
+
+def basic_credentials(url: URL) -> Secret:
+    """The Authorization value for the user part of a configured address."""
+    return Secret(aiohttp.encode_basic_auth(url.user or "", url.password or "").encode())
 
 
 def _setting(name: str, value: str) -> URL:

@@ -16,6 +16,7 @@ from sbctl.artifacts.fetch_policy import (
     FetchSettings,
     GuardedResolver,
     Origins,
+    basic_credentials,
     check_url,
     origin_of,
     parse_url,
@@ -81,7 +82,7 @@ class Fetcher:
         """The credential that belongs to an origin: the index's, or the model hub's token."""
         settings = self.settings
         if settings.index_credentials is not None and origin_of(url) == origin_of(settings.index):
-            return settings.index_credentials.encode()
+            return settings.index_credentials.reveal().decode()
         if settings.hf_token is not None and origin_of(url) == origin_of(settings.hf_endpoint):
             return f"Bearer {settings.hf_token.reveal().decode()}"
         return None
@@ -117,13 +118,13 @@ class Fetcher:
         if origin_of(url) == origin_of(start) and (credential := self.authorization_for(url)) is not None:
             sent["Authorization"] = credential
         proxy = self.settings.proxy_for(url)
-        proxy_auth = None
+        proxy_headers = None
         if proxy is not None and proxy.user is not None:
-            proxy_auth = aiohttp.BasicAuth(proxy.user, proxy.password or "")
+            proxy_headers = {"Proxy-Authorization": basic_credentials(proxy).reveal().decode()}
             proxy = proxy.with_user(None)
         try:
             response = await self._session.get(
-                url, headers=sent, allow_redirects=False, proxy=proxy, proxy_auth=proxy_auth
+                url, headers=sent, allow_redirects=False, proxy=proxy, proxy_headers=proxy_headers
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise transport_error(url, error) from error

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,30 +22,20 @@ from sbctl.base.errors import ArtifactError, InputError
 from sbctl.base.ids import is_digest
 from sbctl.base.limits import MIB
 
-__all__ = ["MANIFEST", "Manifest", "SealedFile", "broken_seal", "check_facts", "read_manifest", "seal_files"]
+__all__ = ["MANIFEST", "Manifest", "broken_seal", "check_facts", "read_manifest", "seal_files"]
 
 MANIFEST: Final = "artifact.json"
 _MANIFEST_MAX_BYTES: Final = 4 * MIB
 
 
-class SealedFile(BaseModel):
-    """One file as it stood when it was verified."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    size_bytes: int = Field(ge=0)
-    mtime_ns: int
-    inode: int = Field(ge=0)
-
-
 class Manifest(BaseModel):
-    """The whole document; `seals` by file path, one for each file of `facts`."""
+    """The whole document; `seals` by file path, one for each file of `facts`: `size:mtime in ns:inode`, beyond what JSON numbers hold."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
     facts: ArtifactFacts
-    seals: Mapping[str, SealedFile]
+    seals: Mapping[str, Annotated[str, Field(pattern="^[0-9]{1,20}:-?[0-9]{1,20}:[0-9]{1,20}$")]]
 
 
 def check_facts(facts: ArtifactFacts) -> None:
@@ -85,17 +75,20 @@ def read_manifest(snapshot: Path) -> Manifest:
     return manifest
 
 
-def seal_files(snapshot: Path, facts: ArtifactFacts) -> dict[str, SealedFile]:
+def seal_files(snapshot: Path, facts: ArtifactFacts) -> dict[str, str]:
     """Seals of files that were verified this moment. Raises SbctlError."""
     return {file.path: _seal(snapshot / file.path) for file in facts.files}
 
 
-def _seal(path: Path) -> SealedFile:
+def _seal(path: Path) -> str:
     try:
-        status = os.lstat(path)
+        return _stamp(os.lstat(path))
     except OSError as error:
         raise fs.disk_error(error, path) from error
-    return SealedFile(size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, inode=status.st_ino)
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
 
 
 def broken_seal(snapshot: Path, manifest: Manifest) -> str | None:
@@ -105,12 +98,11 @@ def broken_seal(snapshot: Path, manifest: Manifest) -> str | None:
             status = os.lstat(snapshot / file.path)
         except OSError:
             return f"{file.path} is missing"
-        seal = manifest.seals[file.path]
         if not stat.S_ISREG(status.st_mode):
             return f"{file.path} is not a regular file"
         if status.st_size != file.size_bytes:
             return f"{file.path} has {status.st_size} bytes where {file.size_bytes} are expected"
-        if (status.st_size, status.st_mtime_ns, status.st_ino) != (seal.size_bytes, seal.mtime_ns, seal.inode):
+        if _stamp(status) != manifest.seals[file.path]:
             return f"{file.path} was changed or replaced since it was verified"
     return None
 

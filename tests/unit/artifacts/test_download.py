@@ -117,7 +117,11 @@ async def test_a_server_without_ranges_is_asked_for_the_whole_again(
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [(DATA[:-1], "artifact.size_mismatch"), (DATA + b"x", "artifact.size_mismatch"), (DATA[::-1], "artifact.digest_mismatch")],
+    [
+        (DATA[:-1], "artifact.size_mismatch"),
+        (DATA + b"x", "artifact.size_mismatch"),
+        (DATA[::-1], "artifact.digest_mismatch"),
+    ],
 )
 async def test_wrong_bytes_leave_nothing(
     server: HostileServer, fetcher: Fetcher, tmp_path: Path, body: bytes, code: str
