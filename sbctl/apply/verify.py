@@ -5,6 +5,7 @@ Pure: snapshots in, sentences and errors out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -96,11 +97,43 @@ class Verifier:
         self._require_settled(change, left, snapshot)
 
     def still_asks_for(self, unit: Unit, step: Step, snapshot: NodeSnapshot, now: datetime) -> bool:
-        """Whether a fresh comparison would carry out `step` again: then it did not happen."""
-        member_diffs = tuple(
-            self._diff(member, snapshot, member.recorded, now) for member in (*unit.members, *unit.kept_members)
+        """Whether `step`, whose answer was lost, did not happen. In doubt it did not.
+
+        It did when a fresh comparison with the record of before asks for it no more. A resource without a record is always asked for; there
+        it did when the facts moved since the plan and a comparison with the record to come asks for nothing.
+        """
+        change = unit.change
+        if not self._asks(unit, step, snapshot, {}, now):
+            return False
+        found = self._providers[change.address.kind].interpret(snapshot, change.address, change.recorded).decisive
+        moved = any(
+            not _same(change.decisive.get(fact), found.get(fact)) for fact in change.decisive.keys() | found.keys()
         )
-        left = self._diff(unit.change, snapshot, unit.change.recorded, now, member_diffs)
+        if step is not change.steps[0] or change.action == "delete" or not moved:
+            return True
+        to_come = self._records_to_come(unit, step)
+        return to_come is None or self._asks(unit, step, snapshot, to_come, now)
+
+    def _records_to_come(self, unit: Unit, step: Step) -> Mapping[Address, Recorded] | None:
+        rows = [row for row in unit.rows if row.desired is not None]
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            return {row.address: recorded_of(row, self._providers[row.address.kind], {step.key: {}}) for row in rows}
+        return None
+
+    def _asks(
+        self,
+        unit: Unit,
+        step: Step,
+        snapshot: NodeSnapshot,
+        recorded: Mapping[Address, Recorded],
+        now: datetime,
+    ) -> bool:
+        members = tuple(
+            self._diff(member, snapshot, recorded.get(member.address, member.recorded), now)
+            for member in (*unit.members, *unit.kept_members)
+        )
+        change = unit.change
+        left = self._diff(change, snapshot, recorded.get(change.address, change.recorded), now, members)
         return any(other.method == step.method for other in left.steps)
 
     def _diff(
