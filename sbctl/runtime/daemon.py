@@ -1,0 +1,213 @@
+"""`sbctl-runtime serve`: one daemon a state directory.
+
+    lock ► settings ► stop what a dead daemon left ► bind ► routes of the accepted bundle ► ready ► … ► drain ► stop engines ► exit 0
+
+Engines come up in the background: a model that does not start never keeps the others, or the control socket, from answering.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from sbctl import __version__
+from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.base.errors import HostError, LockedError
+from sbctl.base.flock import FileLock
+from sbctl.base.fs import remove_file
+from sbctl.engines.model import UNIX_PATH_MAX_BYTES
+from sbctl.node.paths import NodePaths, node_paths
+from sbctl.runtime.admin import AdminPlane
+from sbctl.runtime.control import control_app
+from sbctl.runtime.data_plane import DataPlane
+from sbctl.runtime.engine_host import ChildEngineHost
+from sbctl.runtime.listeners import Listener, bind_tcp
+from sbctl.runtime.log import configure_logging, get_log
+from sbctl.runtime.metrics import RuntimeMetrics
+from sbctl.runtime.node_provisioner import NodeProvisioner
+from sbctl.runtime.notify import Notifier
+from sbctl.runtime.ownership import OwnershipRecords
+from sbctl.runtime.provision import quiet
+from sbctl.runtime.reconcile import Reconciler
+from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.routes import is_loopback
+from sbctl.runtime.settings import Settings, admin_password, load_settings, load_trust, prepare_directories
+from sbctl.runtime.store import RuntimeStore
+from sbctl.runtime.supervise import die_with_supervisor
+
+__all__ = ["Daemon", "run_serve"]
+
+_CUT_S: Final = 2.0
+
+
+class Daemon:
+    """Everything between the lock and the exit."""
+
+    def __init__(self, settings: Settings, notifier: Notifier) -> None:
+        self._settings = settings
+        self._notifier = notifier
+        self._log = get_log("daemon")
+        self._trust, self._trust_digest = load_trust(settings.paths)
+        config, paths = settings.config, settings.paths
+        prepare_directories(paths, (paths.engine_records, paths.state / "run"))
+        self._metrics = RuntimeMetrics()
+        self._store = RuntimeStore(paths.database, paths.bundle)
+        self._host = ChildEngineHost(OwnershipRecords(paths.engine_records), paths.state / "run")
+        provisioner = NodeProvisioner(paths, settings.cache_directory, paths.state / "run")
+        self._reconciler = Reconciler(
+            scope=config.host,
+            trust=self._trust,
+            store=self._store,
+            ports=ReplicaPorts(self._host, provisioner, launched=self._metrics.launched),
+            clock=SYSTEM_CLOCK,
+            drain_s=config.shutdown_deadline_ms / 1000,
+            parallel_prepares=config.max_parallel_prepares,
+            by_hand=settings.started_by_hand,
+        )
+        self._metrics.watch(self._reconciler)
+        self._data = DataPlane(self._reconciler, self._metrics, bound_to_loopback=is_loopback(config.http_bind_address))
+        self._listeners: list[Listener] = []
+        self._http_url = ""
+        self._admin_url: str | None = None
+
+    def status(self) -> dict[str, Any]:
+        """The document of GET /control/v1/status."""
+        bundle = self._reconciler.bundle()
+        return {
+            "healthy": bool(self._listeners) and all(listener.is_bound for listener in self._listeners),
+            "pid": os.getpid(),
+            "version": __version__,
+            "config_sha256": self._settings.config_sha256,
+            "trust_digest": self._trust_digest,
+            "http_url": self._http_url,
+            "admin_url": self._admin_url,
+            "started_by_hand": self._settings.started_by_hand,
+            "bundle": None if bundle is None else bundle.model_dump(mode="json"),
+            "deployments": [state.model_dump(mode="json") for state in self._reconciler.deployments()],
+        }
+
+    async def serve(self) -> None:
+        """Until SIGTERM or SIGINT. Raises what binding and restoring raise."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await self._host.adopt()
+        try:
+            await self._bind()
+            if self._settings.content is not None:
+                await self._reconciler.apply_content(self._settings.content, quiet)
+            else:
+                await self._reconciler.restore()
+            self._notifier.ready(f"serving {self._http_url}")
+            self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
+            await self._wait(stop)
+        finally:
+            await self._shut_down()
+
+    async def _bind(self) -> None:
+        config = self._settings.config
+        data = bind_tcp(config.http_bind_address, config.http_bind_port)
+        self._http_url = _url(data)
+        await self._listen(self._data.app(), data)
+        if config.admin_enabled:
+            admin = bind_tcp(config.admin_bind, config.admin_port)
+            self._admin_url = _url(admin)
+            plane = AdminPlane(
+                self._reconciler,
+                self._store,
+                self._metrics,
+                clock=SYSTEM_CLOCK,
+                authority=config.authority,
+                username=config.admin_username,
+                password=admin_password(self._settings.paths),
+                port=int(admin.getsockname()[1]),
+                bind=config.admin_bind,
+            )
+            await self._listen(plane.app(), admin)
+        await self._listen(control_app(self._reconciler, self.status), _bind_unix(self._settings.paths.control_socket))
+
+    async def _listen(self, app: Any, sock: socket.socket) -> None:
+        listener = Listener(app)
+        self._listeners.append(listener)
+        await listener.start(sock)
+
+    async def _wait(self, stop: asyncio.Event) -> None:
+        interval_s = self._notifier.watchdog_interval_s
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), interval_s)
+            self._notifier.alive()
+
+    async def _shut_down(self) -> None:
+        """Within the shutdown deadline: nothing new, what runs finishes or is cut, engines stop."""
+        self._notifier.stopping()
+        self._log.info("stopping")
+        self._data.stop_admitting()
+        for listener in self._listeners[:-1]:
+            listener.refuse_new()
+        await self._reconciler.shutdown()
+        for listener in self._listeners:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(listener.close(), _CUT_S)
+        remove_file(self._settings.paths.control_socket)
+        self._store.close()
+        self._log.info("stopped")
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """The socket of a dead daemon is replaced; the serve lock says that no live one has it."""
+    if len(os.fsencode(path)) > UNIX_PATH_MAX_BYTES:
+        raise HostError(
+            "runtime.path_too_long",
+            f"a UNIX socket's path has at most {UNIX_PATH_MAX_BYTES} bytes",
+            place=str(path),
+            next_step="use a shorter state directory",
+        )
+    remove_file(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.bind(str(path))
+    path.chmod(0o600)
+    return sock
+
+
+def _lock(paths: NodePaths) -> FileLock:
+    prepare_directories(paths, ())
+    lock = FileLock(paths.state / "serve.lock")
+    if not lock.try_acquire():
+        raise LockedError(
+            "runtime.already_running",
+            "another runtime serves this state directory",
+            place=str(paths.state),
+            next_step="stop it first (systemctl stop sbctl-runtime, or the process that started it)",
+        )
+    return lock
+
+
+def run_serve(argv: list[str]) -> int:
+    """Serve until told to stop; 0 after a clean stop. Raises SbctlError when it cannot begin."""
+    parser = argparse.ArgumentParser(prog="sbctl-runtime serve", exit_on_error=False)
+    parser.add_argument("--config", type=Path, default=None, help="started by hand: read this file, take no bundle")
+    parsed = parser.parse_args(argv)
+    os.umask(0o077)
+    configure_logging()
+    die_with_supervisor()
+    paths = node_paths(os.getuid(), os.environ)
+    lock = _lock(paths)
+    try:
+        settings = load_settings(paths, parsed.config)
+        asyncio.run(Daemon(settings, Notifier(os.environ)).serve())
+    finally:
+        lock.release()
+    return 0

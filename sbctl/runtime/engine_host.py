@@ -1,0 +1,242 @@
+"""The one port that starts engines, and its implementation by child processes.
+
+    start   record durable ► exec ► running          stop   SIGTERM ► grace ► SIGKILL ► tree gone ► record gone
+
+A child engine dies with its daemon; what a killed daemon leaves is reaped from the records before listeners bind (`ownership.reap`).
+An engine gets an environment built from empty, no descriptor but its own stdio, a session of its own, and no way to gain privileges.
+What it prints goes to a ring of 64 KiB: output cannot fill memory or disk, and the last lines explain an exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from sbctl.base.display import display_safe
+from sbctl.base.errors import EngineError
+from sbctl.base.fs import remove_file
+from sbctl.base.limits import ENGINE_STDERR_RING_BYTES, ENGINE_STOP_GRACE_S
+from sbctl.base.secret import redact
+from sbctl.engines.model import EngineAddress, LaunchSpec
+from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords, end_tree
+from sbctl.runtime.processes import TOKEN_VARIABLE, ProcessIdentity, boot_id, process_identity, tree_of
+
+__all__ = ["ChildEngineHost", "EngineExit", "EngineHost", "EngineLabel", "OutputRing", "RunningEngine"]
+
+_GATE_PROGRAM: Final = str(Path(__file__).with_name("exec_gate.py"))
+_LINE_MAX_CHARS: Final = 400
+_READ_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLabel:
+    """Whose engine it is: for records, logs and status."""
+
+    deployment: str
+    replica: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExit:
+    """How an engine ended: `returncode` as subprocess has it (negative: the signal)."""
+
+    returncode: int
+
+    def __str__(self) -> str:
+        if self.returncode >= 0:
+            return f"exit code {self.returncode}"
+        try:
+            name = signal.Signals(-self.returncode).name
+        except ValueError:
+            name = str(-self.returncode)
+        why = " (from outside, or the kernel was out of memory)" if name == "SIGKILL" else ""
+        return f"signal {name}{why}"
+
+
+class OutputRing:
+    """The last bytes that an engine printed, at most `max_bytes`."""
+
+    def __init__(self, max_bytes: int = ENGINE_STDERR_RING_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._chunks.append(data[-self._max_bytes :])
+        self._size += len(self._chunks[-1])
+        while self._size - len(self._chunks[0]) >= self._max_bytes:
+            self._size -= len(self._chunks.popleft())
+
+    def lines(self, count: int) -> tuple[str, ...]:
+        """The last non-empty lines, made safe to show: credentials masked, control characters visible, each at most 400 characters."""
+        text = b"".join(self._chunks)[-self._max_bytes :].decode("utf-8", errors="replace")
+        kept = [line.strip() for line in text.splitlines() if line.strip()][-count:]
+        return tuple(display_safe(redact(line), max_chars=_LINE_MAX_CHARS) for line in kept)
+
+
+class RunningEngine(Protocol):
+    """An engine process between its start and its exit."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def address(self) -> EngineAddress: ...
+
+    def pids(self) -> frozenset[int]:
+        """Its whole tree, now."""
+        ...
+
+    def last_lines(self, count: int) -> tuple[str, ...]: ...
+
+    async def wait(self) -> EngineExit:
+        """Returns when the first process has ended; may be called by many."""
+        ...
+
+
+class EngineHost(Protocol):
+    """Starts and stops engines. Nothing else in the runtime does."""
+
+    async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
+        """Running, not yet ready, and its record durable. Raises EngineError `engine_spawn_failed`, SbctlError `disk.*`."""
+        ...
+
+    async def adopt(self) -> tuple[RunningEngine, ...]:
+        """Engines of a former daemon that run on; whatever cannot be adopted is stopped. Before listeners bind, under the serve lock."""
+        ...
+
+    async def stop(self, engine: RunningEngine, *, grace_s: float = ENGINE_STOP_GRACE_S) -> None:
+        """Returns when the whole tree is gone; at once when it already is. Raises EngineError `engine_shutdown_failed`."""
+        ...
+
+
+class _ChildEngine:
+    def __init__(
+        self, process: asyncio.subprocess.Process, leader: ProcessIdentity, token: str, spec: LaunchSpec
+    ) -> None:
+        self.leader = leader
+        self.token = token
+        self._process = process
+        self._address = spec.address
+        self._ring = OutputRing()
+        self._reader = asyncio.create_task(self._read_output(), name=f"engine-output-{leader.pid}")
+
+    @property
+    def pid(self) -> int:
+        return self.leader.pid
+
+    @property
+    def address(self) -> EngineAddress:
+        return self._address
+
+    def pids(self) -> frozenset[int]:
+        return frozenset(member.pid for member in tree_of(self.leader, self.token))
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        return self._ring.lines(count)
+
+    async def wait(self) -> EngineExit:
+        returncode = await self._process.wait()
+        # The last words arrive beside the exit; a grandchild that keeps the pipe open must not hold this up.
+        await asyncio.wait({self._reader}, timeout=0.2)
+        return EngineExit(returncode)
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        await asyncio.wait({self._reader})
+
+    async def _read_output(self) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        with contextlib.suppress(OSError):
+            while data := await stream.read(_READ_BYTES):
+                self._ring.add(data)
+
+
+class ChildEngineHost:
+    """Engines as children of this process, each dying with it. Start from the main thread only: the kernel ties the death signal to a thread."""
+
+    def __init__(self, records: OwnershipRecords, working_directory: Path) -> None:
+        self._records = records
+        self._working_directory = working_directory
+
+    async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
+        token = secrets.token_hex(8)
+        if spec.address.unix_path is not None:
+            remove_file(spec.address.unix_path)
+        gate_read, gate_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                process = await self._spawn(spec, {**spec.env, TOKEN_VARIABLE: token}, gate_read)
+            finally:
+                os.close(gate_read)
+            leader = process_identity(process.pid) or ProcessIdentity(process.pid, 0)
+            engine = _ChildEngine(process, leader, token, spec)
+            try:
+                self._records.write(_record(spec, label, leader, token))
+                os.write(gate_write, b"1")
+            except BaseException:
+                # The gate closes unwritten below: the engine never came to be.
+                await engine.close()
+                raise
+            return engine
+        finally:
+            os.close(gate_write)
+
+    async def adopt(self) -> tuple[RunningEngine, ...]:
+        """Children die with their daemon, so there is nothing to take over: what is left of them is stopped."""
+        await self._records.reap()
+        return ()
+
+    async def stop(self, engine: RunningEngine, *, grace_s: float = ENGINE_STOP_GRACE_S) -> None:
+        if not isinstance(engine, _ChildEngine):
+            raise TypeError("an engine is stopped by the host that started it")
+        await end_tree(engine.leader, engine.token, grace_s=grace_s)
+        await engine.wait()
+        await engine.close()
+        self._records.remove(engine.token)
+        if engine.address.unix_path is not None:
+            remove_file(engine.address.unix_path)
+
+    async def _spawn(self, spec: LaunchSpec, env: Mapping[str, str], gate: int) -> asyncio.subprocess.Process:
+        argv = (sys.executable, "-I", "-S", _GATE_PROGRAM, str(gate), str(os.getpid()), *spec.argv)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=dict(env),
+                cwd=self._working_directory,
+                pass_fds=(gate,),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                "engine_spawn_failed", f"the engine's process cannot be created: {error}", retryable=True
+            ) from error
+
+
+def _record(spec: LaunchSpec, label: EngineLabel, leader: ProcessIdentity, token: str) -> OwnershipRecord:
+    return OwnershipRecord(
+        token=token,
+        pid=leader.pid,
+        start_ticks=leader.start_ticks,
+        boot_id=boot_id(),
+        deployment=label.deployment,
+        replica=label.replica,
+        generation=label.generation,
+        program=spec.argv[0],
+        address=str(spec.address),
+    )

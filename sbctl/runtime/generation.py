@@ -1,0 +1,198 @@
+"""One generation of one deployment: an immutable way to run it, its replicas, and how requests get one of them.
+
+What the engine was started with never changes inside a generation; what only the gate and the idle timer read may be replaced (`adjust`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbctl.base.digests import fingerprint
+from sbctl.base.errors import EngineError
+from sbctl.node.snapshot import DeploymentState
+from sbctl.runtime.admission import AdmissionError, Permit, Priority
+from sbctl.runtime.engine_host import EngineLabel
+from sbctl.runtime.provision import Progress, quiet
+from sbctl.runtime.replica import Replica
+from sbctl.runtime.replica_messages import LoadedBy, ReplicaPorts, StoppedBy
+from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.trust.bundle import DeploymentMember, member_digest
+
+__all__ = ["Generation", "Lease", "launch_identity"]
+
+_STATE_ORDER: Final = (
+    ReplicaPhase.READY,
+    ReplicaPhase.FAILED,
+    ReplicaPhase.DRAINING,
+    ReplicaPhase.PREPARING,
+    ReplicaPhase.CACHED,
+    ReplicaPhase.ASSIGNED,
+    ReplicaPhase.STOPPED,
+    ReplicaPhase.CONFIGURED,
+)
+_POLICY_FIELDS: Final = frozenset(
+    {"pull", "warm", "cold_start", "keep_alive_secs", "max_queue_depth", "queue_timeout_ms", "rollout"}
+)
+_WEIGHT_FIELDS: Final = frozenset({"artifact", "format", "files"})
+
+
+def launch_identity(member: DeploymentMember) -> str:
+    """Equal for two members exactly when a running engine of the one serves the other.
+
+    Where weights may be fetched from, what they are called and every field that only the gate reads are not part of it.
+    """
+    facts = member.model_dump(mode="json")
+    artifact = {key: value for key, value in facts.pop("artifact").items() if key in _WEIGHT_FIELDS}
+    kept = {key: value for key, value in facts.items() if key not in _POLICY_FIELDS | {"model", "variant"}}
+    return fingerprint({**kept, "artifact": artifact})
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A request's hold on one ready replica. Release it when the answer's last byte is sent or the caller is gone."""
+
+    replica: Replica
+    permit: Permit
+
+    def release(self) -> None:
+        self.permit.release()
+
+
+class Generation:
+    """Replicas 0..n-1 of one deployment. The reconciler makes and retires it."""
+
+    def __init__(self, deployment: str, number: int, member: DeploymentMember, ports: ReplicaPorts) -> None:
+        self.deployment = deployment
+        self.number = number
+        self.member = member
+        self.identity = launch_identity(member)
+        self.replicas = tuple(
+            Replica(EngineLabel(deployment, index, number), member, ports) for index in range(member.replicas)
+        )
+        self._cold_waiters = 0
+        self._admits = asyncio.Event()
+        self._admits.set()
+
+    @property
+    def digest(self) -> str:
+        return member_digest(self.member)
+
+    @property
+    def ready_replicas(self) -> int:
+        return sum(replica.is_ready for replica in self.replicas)
+
+    def adjust(self, member: DeploymentMember) -> None:
+        """Take over a member of the same launch identity, without touching an engine."""
+        self.member = member
+        for replica in self.replicas:
+            replica.member = member
+            replica.gate.adjust(max_queued=member.max_queue_depth, queue_timeout_ms=member.queue_timeout_ms)
+
+    async def load(self, by: LoadedBy, progress: Progress = quiet) -> None:
+        """All replicas ready, one after another: two engines that start on one device at once mis-measure each other.
+
+        Raises what the first that failed raised.
+        """
+        for replica in self.replicas:
+            await replica.load(by, progress)
+
+    async def stop(self, by: StoppedBy | None, *, drain_s: float) -> None:
+        await _all(replica.stop(by, drain_s=drain_s) for replica in self.replicas)
+
+    def hold(self) -> None:
+        """Requests wait instead of starting a replica again: this generation is being replaced."""
+        self._admits.clear()
+
+    def release_hold(self) -> None:
+        self._admits.set()
+
+    async def reset(self) -> None:
+        await _all(replica.reset() for replica in self.replicas)
+
+    async def retire(self, *, drain_s: float) -> None:
+        """Every tree gone when it returns. Raises the first EngineError `engine_shutdown_failed`, after all were tried."""
+        self.release_hold()
+        await _all(replica.retire(drain_s=drain_s) for replica in self.replicas)
+
+    async def admit(self, priority: Priority) -> Lease:
+        """A ready replica and a permit on it, within the queue timeout, a cold start included when `cold_start` is wait.
+
+        Raises AdmissionError with the gate's reasons, EngineError `stopped`, `crash_loop`, `no_ready_replica`, or why the start failed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.member.queue_timeout_ms / 1000
+        while True:
+            await self._not_held(deadline_s - loop.time())
+            replica = self._pick()
+            if not replica.is_ready:
+                await self._activate(replica, deadline_s - loop.time())
+            try:
+                permit = await replica.gate.acquire(priority, timeout_s=max(0.0, deadline_s - loop.time()))
+            except AdmissionError as error:
+                # An idle unload or a restart may close the gate between the look and the acquire: look again.
+                if error.code in ("draining", "engine_unhealthy") and not replica.is_ready and not replica.is_retired:
+                    continue
+                raise
+            if replica.is_ready:
+                return Lease(replica, permit)
+            permit.release()
+
+    async def _not_held(self, remaining_s: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, remaining_s)):
+                await self._admits.wait()
+        except TimeoutError:
+            raise AdmissionError("queue_timeout", "the model is being replaced", retry_after_s=1.0) from None
+
+    def _pick(self) -> Replica:
+        """Ready before cold, then the fewest requests, then the lowest index."""
+        return min(
+            self.replicas,
+            key=lambda replica: (
+                not replica.is_ready,
+                replica.gate.active + replica.gate.queued,
+                replica.label.replica,
+            ),
+        )
+
+    async def _activate(self, replica: Replica, remaining_s: float) -> None:
+        if replica.stopped_by == "operator":
+            raise EngineError("stopped", "an operator stopped this model", retryable=True)
+        if self.member.cold_start != "wait":
+            raise EngineError("no_ready_replica", "the model is not loaded", retryable=True)
+        if self._cold_waiters >= self.member.max_queue_depth + self.member.max_concurrency:
+            raise AdmissionError("queue_full", "too many requests wait for this model", retry_after_s=1.0)
+        self._cold_waiters += 1
+        try:
+            async with asyncio.timeout(max(0.0, remaining_s)):
+                await replica.load("request")
+        except TimeoutError:
+            raise AdmissionError(
+                "queue_timeout", "the model did not become ready in time; it goes on loading", retry_after_s=5.0
+            ) from None
+        finally:
+            self._cold_waiters -= 1
+
+    def state(self) -> DeploymentState:
+        phases = {replica.phase for replica in self.replicas}
+        stopped = {replica.stopped_by for replica in self.replicas} - {None}
+        failed = next((replica.error for replica in self.replicas if replica.error is not None), None)
+        return DeploymentState(
+            deployment=self.deployment,
+            generation=self.number,
+            state=next(phase for phase in _STATE_ORDER if phase in phases).value,
+            content_digest=self.digest,
+            stopped_by="operator" if "operator" in stopped else "idle" if "idle" in stopped else None,
+            replicas=tuple(replica.state() for replica in self.replicas),
+            last_error=None if failed is None else failed.message[:512],
+        )
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all to their end, then raise the first error."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if result is not None:
+            raise result

@@ -1,0 +1,74 @@
+"""One launch of one engine: weights, process, readiness. Whatever ends it early leaves no process behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from sbctl.base.errors import SbctlError
+from sbctl.runtime.engine_client import EngineClient
+from sbctl.runtime.engine_host import EngineHost, EngineLabel, RunningEngine
+from sbctl.runtime.provision import Progress, Provisioner
+from sbctl.runtime.readiness import ProgressWatch, WatchTimes, await_ready
+from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.trust.bundle import DeploymentMember
+
+__all__ = ["Launched", "launch_engine"]
+
+_FAILED_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A ready engine, how to talk to it, and what watches it."""
+
+    engine: RunningEngine
+    client: EngineClient
+    watch: ProgressWatch
+
+
+async def launch_engine(
+    host: EngineHost,
+    provisioner: Provisioner,
+    label: EngineLabel,
+    member: DeploymentMember,
+    *,
+    token: bool,
+    times: WatchTimes,
+    entered: Callable[[ReplicaPhase], None],
+    progress: Progress,
+) -> Launched:
+    """Returns a ready engine; `token` asks for one produced token. `entered` is told of cached and preparing.
+
+    Raises SbctlError of whichever stage failed. Cancelled or failed: the process tree is gone before this returns.
+    """
+    prepared = await provisioner.prepare(member, progress)
+    entered(ReplicaPhase.CACHED)
+    spec = provisioner.launch(member, prepared, deployment=label.deployment)
+    entered(ReplicaPhase.PREPARING)
+    progress(0, None, f"starting {member.engine.engine} for {label.deployment}")
+    engine = await host.start(spec, label)
+    client = EngineClient(spec.address)
+    try:
+        await await_ready(engine, client, spec, model=label.deployment, token=token)
+        return Launched(engine, client, ProgressWatch(client, spec.probe_path, times))
+    except BaseException:
+        await _uninterrupted(_end(host, engine, client))
+        raise
+
+
+async def _end(host: EngineHost, engine: RunningEngine, client: EngineClient) -> None:
+    await client.close()
+    with contextlib.suppress(SbctlError):
+        await host.stop(engine, grace_s=_FAILED_GRACE_S)
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Finish `work` even when cancelled meanwhile; the cancellation is the caller's to re-raise."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})

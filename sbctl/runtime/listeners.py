@@ -1,0 +1,233 @@
+"""HTTP listeners that cannot be held: what aiohttp does not bound, a thin protocol around each connection does.
+
+- a request's header must be complete 5 s after its first byte (or after the connection was made) and within 16 KiB;
+- a peer that does not read its answer is cut after 30 s without progress;
+- at most so many connections; a few more are accepted so that health routes still answer, everything else is refused there.
+
+Bodies are bounded by `read_body`, in bytes and in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from sbctl.base.errors import HostError, InputError
+from sbctl.base.limits import HTTP_HEADER_DEADLINE_S, HTTP_HEADER_MAX_BYTES, HTTP_IDLE_S
+
+__all__ = ["PROBE_ROUTES", "Handler", "Listener", "bind_tcp", "json_headers", "read_body"]
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+PROBE_ROUTES: Final = ("/health", "/healthz", "/readyz", "/livez")
+
+_WRITE_STALL_S: Final = 30.0
+_BODY_DEADLINE_S: Final = 60.0
+_CONNECTIONS_MAX: Final = 1024
+_RESERVED: Final = 16
+_DESCRIPTORS_A_CONNECTION: Final = 2
+
+
+class _Connection(asyncio.Protocol):
+    """Passes everything to aiohttp's protocol and watches the clock."""
+
+    def __init__(self, inner: asyncio.Protocol, listener: Listener) -> None:
+        self._inner = inner
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._in_request = False
+        self._header_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._listener.opened(transport, self)
+        self._arm()
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._in_request:
+            self._header_bytes += len(data)
+            if self._timer is None:
+                self._arm()
+            end = data.find(b"\r\n\r\n")
+            if self._header_bytes - (len(data) - end if end >= 0 else 0) > HTTP_HEADER_MAX_BYTES:
+                self._cut()
+                return
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._stall = asyncio.get_running_loop().call_later(_WRITE_STALL_S, self._cut)
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        if self._stall is not None:
+            self._stall.cancel()
+        if self._transport is not None:
+            self._listener.closed(self._transport)
+        self._inner.connection_lost(exc)
+
+    def request_begins(self) -> None:
+        """The header is complete."""
+        self._in_request = True
+        self._header_bytes = 0
+        self._disarm()
+
+    def request_ends(self, *, body_read: bool) -> None:
+        """A body that was not read may still arrive: it is no header. aiohttp lets it linger, then closes."""
+        self._in_request = not body_read
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(HTTP_HEADER_DEADLINE_S, self._cut)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def bind_tcp(address: str, port: int) -> socket.socket:
+    """A bound socket, close-on-exec. Raises HostError `runtime.port_in_use`, `runtime.bind_failed`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+    except OSError as error:
+        sock.close()
+        in_use = error.errno == errno.EADDRINUSE
+        raise HostError(
+            "runtime.port_in_use" if in_use else "runtime.bind_failed",
+            f"the runtime cannot listen there: {error.strerror}",
+            place=f"{address}:{port}",
+            next_step="find the other process with `ss -ltnp`, or choose another port in sb.yml",
+        ) from error
+    return sock
+
+
+class Listener:
+    """One aiohttp application on one bound socket."""
+
+    def __init__(self, app: web.Application, *, connections_max: int = _CONNECTIONS_MAX) -> None:
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        spare = max(8, (soft - 128) // (2 * _DESCRIPTORS_A_CONNECTION))
+        self._connections_max = min(connections_max, spare)
+        self._connections: dict[asyncio.BaseTransport, _Connection] = {}
+        app.middlewares.insert(0, self._mark_request())
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=HTTP_IDLE_S,
+            max_line_size=8190,
+            max_field_size=8190,
+            max_headers=64,
+            auto_decompress=False,
+            shutdown_timeout=1.0,
+        )
+        self._server: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Accept on an already bound socket, TCP or UNIX."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        factory = self._make
+        if sock.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(factory, sock=sock, backlog=128)
+        else:
+            self._server = await loop.create_server(factory, sock=sock, backlog=128)
+
+    def refuse_new(self) -> None:
+        """Accept no further connection; open ones go on."""
+        if self._server is not None:
+            self._server.close()
+
+    async def close(self) -> None:
+        """Cut whatever is open."""
+        self.refuse_new()
+        await self._runner.cleanup()
+
+    @property
+    def is_bound(self) -> bool:
+        return self._server is not None and self._server.is_serving()
+
+    def opened(self, transport: asyncio.Transport, connection: _Connection) -> None:
+        self._connections[transport] = connection
+        if len(self._connections) > self._connections_max + _RESERVED:
+            transport.abort()
+
+    def closed(self, transport: asyncio.Transport) -> None:
+        self._connections.pop(transport, None)
+
+    def _make(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None
+        return _Connection(server(), self)
+
+    def _mark_request(self) -> Any:
+        @web.middleware
+        async def mark(request: web.Request, handler: Handler) -> web.StreamResponse:
+            connection = self._connections.get(request.transport) if request.transport is not None else None
+            if connection is None:
+                return await handler(request)
+            connection.request_begins()
+            try:
+                crowded = len(self._connections) > self._connections_max
+                if crowded and request.path not in PROBE_ROUTES:
+                    return web.json_response(
+                        {"error": {"code": "overloaded", "message": "too many connections", "retryable": True}},
+                        status=503,
+                        headers={"Retry-After": "1", "Connection": "close"},
+                    )
+                return await handler(request)
+            finally:
+                connection.request_ends(body_read=request.content.at_eof())
+
+        return mark
+
+
+async def read_body(request: web.Request, *, max_bytes: int) -> bytes:
+    """The whole body. Raises InputError `request_body_too_large` as soon as that is known, `invalid_body` when it does not arrive in time."""
+    if (request.content_length or 0) > max_bytes:
+        raise InputError("request_body_too_large", f"a body here has at most {max_bytes} bytes")
+    parts, total = [], 0
+    try:
+        async with asyncio.timeout(_BODY_DEADLINE_S):
+            async for part in request.content.iter_any():
+                parts.append(part)
+                total += len(part)
+                if total > max_bytes:
+                    raise InputError("request_body_too_large", f"a body here has at most {max_bytes} bytes")
+    except TimeoutError:
+        raise InputError("invalid_body", f"the body did not arrive within {_BODY_DEADLINE_S:.0f} s") from None
+    except (web.PayloadAccessError, web.RequestPayloadError) as error:
+        raise InputError("invalid_body", "the body ended early or is malformed") from error
+    return b"".join(parts)
+
+
+def json_headers(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What every answer of ours carries."""
+    return {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(extra or {})}

@@ -1,0 +1,69 @@
+"""`sbctl-runtime`: the program on a node. It only finds the subcommand; each is a module of its own, imported when asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from sbctl import __version__
+from sbctl.base.errors import ExitCode, SbctlError
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse exits with 2 on a typo; in our table 2 means "there are changes"."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\n")
+
+
+def _serve(argv: list[str]) -> int:
+    from sbctl.runtime.daemon import run_serve
+
+    return run_serve(argv)
+
+
+def _supervise(argv: list[str]) -> int:
+    from sbctl.runtime.supervise import run_supervise
+
+    return run_supervise(argv)
+
+
+def _node(argv: list[str]) -> int:
+    from sbctl.runtime.nodeops.stdio import run_stdio
+
+    return run_stdio(argv)
+
+
+_COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "serve": (_serve, "run the engines of the accepted bundle and answer their API"),
+    "node": (_node, "answer the typed node interface on stdin and stdout (--stdio)"),
+    "supervise": (_supervise, "keep `serve` running where no systemd does"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status. Errors of ours become one line on stderr and their exit code."""
+    parser = _Parser(prog="sbctl-runtime", description=__doc__, add_help=True)
+    parser.add_argument("-V", "--version", action="version", version=f"sbctl-runtime {__version__}")
+    commands = ", ".join(f"{name}: {text}" for name, (_, text) in _COMMANDS.items())
+    parser.add_argument("command", choices=tuple(_COMMANDS), help=commands)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parsed = parser.parse_args(argv)
+    run, _ = _COMMANDS[parsed.command]
+    try:
+        return run(list(parsed.arguments))
+    except SbctlError as error:
+        step = f"; {error.next_step}" if error.next_step else ""
+        sys.stderr.write(f"sbctl-runtime {parsed.command}: {error}{step}\n")
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

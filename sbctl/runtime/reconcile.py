@@ -1,0 +1,281 @@
+"""The runtime's desired state and its generations: bundles in, routes out. One lock, so one change at a time.
+
+A bundle: verify ► prepare ► start ► fence and desired state durable in one transaction ► routes swapped ► old generations retired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
+from typing import Any, Literal
+
+from sbctl.base.clock import Clock
+from sbctl.base.errors import RefusedError, SbctlError
+from sbctl.node.snapshot import BundleState, DeploymentState
+from sbctl.runtime.generation import Generation
+from sbctl.runtime.log import get_log
+from sbctl.runtime.provision import Progress, quiet
+from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.routes import RouteTable
+from sbctl.runtime.store import AcceptedBundle, RuntimeStore
+from sbctl.runtime.transition import Delta, Transition
+from sbctl.trust.bundle import BundleContent, TrustSet
+from sbctl.trust.verifier import VerifiedBundle, verify_bundle
+
+__all__ = ["Action", "Reconciler"]
+
+Action = Literal["load", "stop", "reset"]
+
+
+class Reconciler:
+    """Owns generations and routes. Everything is used from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        scope: str,
+        trust: TrustSet | None,
+        store: RuntimeStore,
+        ports: ReplicaPorts,
+        clock: Clock,
+        drain_s: float,
+        parallel_prepares: int,
+        by_hand: bool = False,
+    ) -> None:
+        self.routes = RouteTable()
+        self.generations: dict[str, Generation] = {}
+        self.revision = 0
+        """Counts commits of this process."""
+        self._accepted: AcceptedBundle | None = None
+        self._scope = scope
+        self._trust = trust
+        self._store = store
+        self._ports = ports
+        self._clock = clock
+        self._drain_s = drain_s
+        self._parallel_prepares = parallel_prepares
+        self._by_hand = by_hand
+        self._numbers = itertools.count(1)
+        self._lock = asyncio.Lock()
+        self._background: set[asyncio.Task[None]] = set()
+        self._log = get_log("reconcile")
+
+    # Reading
+
+    def bundle(self) -> BundleState | None:
+        if self._accepted is None:
+            return None
+        payload = self._accepted.payload
+        return BundleState(
+            revision=payload.revision,
+            content_digest=payload.content_digest,
+            key_epoch=payload.key_epoch,
+            signer=self._accepted.signer,
+        )
+
+    def deployments(self) -> tuple[DeploymentState, ...]:
+        return tuple(self.generations[name].state() for name in sorted(self.generations))
+
+    # Changing
+
+    async def restore(self) -> None:
+        """Serve again what was accepted before this process started: routes at once, warm engines in the background.
+
+        Raises StateError when the accepted bundle is damaged.
+        """
+        self._accepted = await asyncio.to_thread(self._store.accepted)
+        if self._accepted is None:
+            return
+        content = self._accepted.payload.content
+        stopped = await asyncio.to_thread(self._store.stopped)
+        for name, member in content.deployments.items():
+            generation = Generation(name, next(self._numbers), member, self._ports)
+            self.generations[name] = generation
+            if name in stopped:
+                for replica in generation.replicas:
+                    replica.note_stopped()
+            elif member.warm or member.pull == "on_boot":
+                self._spawn(self._bring_back(generation))
+        self._swap(content)
+
+    async def apply_content(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
+        """The content of a file that the daemon was started with by hand."""
+
+        async def nothing_durable() -> None: ...
+
+        async with self._lock:
+            return await self._change_to(content, nothing_durable, progress)
+
+    async def apply_bundle(self, envelope: str, expected_revision: int | None, progress: Progress) -> dict[str, Any]:
+        """Returns {"revision", "content_digest", "report"}.
+
+        A repeat of the accepted bundle starts again what was stopped or failed. Raises what `verify_bundle` raises; RefusedError
+        `bundle.revision_conflict` when the accepted revision is another than expected, `bundle.no_trust`, `runtime.started_by_hand`; what
+        preparing and starting raise, with the deployment's address.
+        """
+        async with self._lock:
+            verified = await self._verify(envelope)
+            current = self._accepted
+            if verified.repeat and current is not None and current.payload.revision == verified.payload.revision:
+                report = await self._revive(current.payload.content, progress)
+            else:
+                actual = None if current is None else current.payload.revision
+                if expected_revision != actual:
+                    raise _conflict(expected_revision, actual)
+
+                async def durable() -> None:
+                    await asyncio.to_thread(self._store.accept, verified, envelope)
+                    self._accepted = AcceptedBundle(verified.payload, verified.signer)
+
+                report = await self._change_to(verified.payload.content, durable, progress)
+            payload = verified.payload
+            return {"revision": payload.revision, "content_digest": payload.content_digest, "report": report}
+
+    async def clear(self) -> None:
+        """Desire nothing: routes gone, engines stopped, the bundle forgotten; the fence stays."""
+        async with self._lock:
+            await asyncio.to_thread(self._store.forget_bundle)
+            self._accepted = None
+            old, self.generations, self.routes = list(self.generations.values()), {}, RouteTable()
+            await self._retire(old)
+
+    async def act(self, deployment: str, action: Action) -> DeploymentState:
+        """Load, stop or reset now. A stop is remembered across restarts until a load, a reset or the next bundle.
+
+        Raises RefusedError `unknown_deployment`, what loading raises, EngineError `engine_shutdown_failed`.
+        """
+        generation = self.generations.get(deployment)
+        if generation is None:
+            raise RefusedError("unknown_deployment", f'there is no deployment "{deployment[:128]}" here')
+        await asyncio.to_thread(self._store.set_stopped, deployment, action == "stop")
+        if action == "stop":
+            await generation.stop("operator", drain_s=self._drain_s)
+        elif action == "load":
+            await generation.load("operator")
+        else:
+            await generation.reset()
+        return generation.state()
+
+    async def shutdown(self) -> None:
+        """Drain and stop every engine; desired state is untouched."""
+        for task in self._background:
+            task.cancel()
+        await self._retire(list(self.generations.values()))
+
+    # Inside the lock
+
+    async def _verify(self, envelope: str) -> VerifiedBundle:
+        if self._by_hand:
+            raise RefusedError(
+                "runtime.started_by_hand",
+                "this runtime was started by hand: the file it was started with is its desired state",
+                next_step="stop it, then apply again",
+            )
+        if self._trust is None:
+            raise RefusedError(
+                "bundle.no_trust",
+                "this runtime knows no signers yet",
+                next_step="apply again: the signer set travels first",
+            )
+        fence = await asyncio.to_thread(self._store.fence)
+        return verify_bundle(envelope, trust=self._trust, scope=self._scope, fence=fence, now=self._clock.now())
+
+    async def _change_to(
+        self, content: BundleContent, commit: Callable[[], Awaitable[None]], progress: Progress
+    ) -> dict[str, Any]:
+        delta = Delta.of(self.generations, content.deployments)
+        staged = {
+            name: Generation(name, next(self._numbers), content.deployments[name], self._ports)
+            for name in (*delta.added, *delta.changed)
+        }
+        transition = Transition(
+            self._scope,
+            self.generations,
+            content.deployments,
+            staged,
+            delta,
+            self._ports.provisioner,
+            self._drain_s,
+            self._parallel_prepares,
+            progress,
+        )
+        await transition.carry_out(commit)
+        old = [self.generations[name] for name in (*delta.changed, *delta.removed)]
+        for name in delta.adjusted:
+            self.generations[name].adjust(content.deployments[name])
+        kept = {name: self.generations[name] for name in (*delta.adjusted, *delta.preserved)}
+        self.generations = {**kept, **staged}
+        self._swap(content)
+        self._log.info("committed", **asdict(delta))
+        degraded = await self._retire(old)
+        degraded |= await self._wake(kept, progress)
+        return self._report(delta, degraded)
+
+    async def _revive(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
+        for name in self.generations:
+            await asyncio.to_thread(self._store.set_stopped, name, False)
+        degraded = await self._wake(self.generations, progress)
+        return self._report(Delta.of(self.generations, content.deployments), degraded)
+
+    async def _wake(self, generations: dict[str, Generation], progress: Progress) -> dict[str, str]:
+        """Start what should run but was stopped or failed. Returns what did not start; its desired state is committed all the same."""
+        degraded = {}
+        for name, generation in generations.items():
+            if any(replica.stopped_by == "operator" or replica.error is not None for replica in generation.replicas):
+                await generation.reset()
+            if generation.member.warm and generation.ready_replicas < len(generation.replicas):
+                try:
+                    await generation.load("reconcile", progress)
+                except SbctlError as error:
+                    degraded[name] = error.message
+        return degraded
+
+    async def _retire(self, generations: list[Generation]) -> dict[str, str]:
+        results = await asyncio.gather(
+            *(generation.retire(drain_s=self._drain_s) for generation in generations), return_exceptions=True
+        )
+        failures = {}
+        for generation, result in zip(generations, results, strict=True):
+            if isinstance(result, BaseException):
+                self._log.error("a generation did not end", deployment=generation.deployment, error=str(result))
+                failures[generation.deployment] = str(result)
+        return failures
+
+    def _report(self, delta: Delta, degraded: dict[str, str]) -> dict[str, Any]:
+        states = [state.model_dump(mode="json") for state in self.deployments()]
+        return {
+            **{key: list(names) for key, names in asdict(delta).items()},
+            "degraded": degraded,
+            "deployments": states,
+        }
+
+    def _swap(self, content: BundleContent) -> None:
+        self.routes = RouteTable.of(content, self.generations)
+        self.revision += 1
+
+    async def _bring_back(self, generation: Generation) -> None:
+        try:
+            if generation.member.warm:
+                await generation.load("reconcile")
+            else:
+                await self._ports.provisioner.prepare(generation.member, quiet)
+                for replica in generation.replicas:
+                    replica.note_cached()
+        except SbctlError as error:
+            self._log.warning("not brought back", deployment=generation.deployment, error=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _conflict(expected: int | None, actual: int | None) -> RefusedError:
+    return RefusedError(
+        "bundle.revision_conflict",
+        f"the runtime is at revision {actual or 'none'}, the bundle was made for {expected or 'none'}",
+        next_step="plan again: somebody applied in between",
+        detail={"expected_revision": expected, "actual_revision": actual},
+    )

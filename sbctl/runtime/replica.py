@@ -1,0 +1,395 @@
+"""One replica: one engine process of one generation, owned by one task.
+
+Only that task changes the replica's state; everybody else sends it requests and reads. Work that takes time (loading, watching, waiting
+for the next attempt) runs in tasks that report back by message, stamped with the launch they belong to, so a late report of a former
+launch changes nothing.
+
+Restarts: after 1 s, doubled, at most 60 s, each shortened at random by up to half so that many do not start together; after 5 failures in
+a row `crash_loop` until a reset, a load by an operator or a new bundle. A minute of being ready ends the row. A failure that no retry can
+cure is not retried by itself; the next request or load tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from sbctl.base.errors import EngineError, SbctlError
+from sbctl.base.limits import CRASH_LOOP_ATTEMPTS, ENGINE_STOP_GRACE_S
+from sbctl.node.snapshot import ReplicaState
+from sbctl.runtime.admission import Gate
+from sbctl.runtime.engine_client import EngineClient
+from sbctl.runtime.engine_host import EngineLabel, RunningEngine
+from sbctl.runtime.launch import Launched, launch_engine
+from sbctl.runtime.log import get_log
+from sbctl.runtime.provision import Progress, quiet
+from sbctl.runtime.readiness import exit_error
+from sbctl.runtime.replica_messages import (
+    Load,
+    LoadedBy,
+    Message,
+    ReplicaPorts,
+    Report,
+    Reset,
+    Stop,
+    StoppedBy,
+    backoff_s,
+)
+from sbctl.runtime.replica_states import ReplicaPhase, check_transition
+from sbctl.trust.bundle import DeploymentMember
+
+__all__ = ["Replica"]
+
+_STABLE_AFTER_S: Final = 60.0
+_UNHEALTHY_GRACE_S: Final = 1.0
+_IDLE_TICK_S: Final = 1.0
+_ERROR_MAX_CHARS: Final = 512
+
+
+class Replica:
+    """See the module. `phase`, `gate`, `error`, `state()` and `launched` may be read by anybody in the event loop."""
+
+    def __init__(self, label: EngineLabel, member: DeploymentMember, ports: ReplicaPorts) -> None:
+        self.label = label
+        self.member = member
+        """Its policy fields (queue, keep_alive) may be replaced while it runs; what the engine was started with may not."""
+        self.gate = Gate(
+            max_active=member.max_concurrency,
+            max_queued=member.max_queue_depth,
+            queue_timeout_ms=member.queue_timeout_ms,
+        )
+        self.phase = ReplicaPhase.CONFIGURED
+        self.stopped_by: StoppedBy | None = None
+        self.error: SbctlError | None = None
+        self.restarts = 0
+        self.crash_looping = False
+        self.launched: Launched | None = None
+        """The engine while there is one that became ready."""
+        self._ports = ports
+        self._failures = 0
+        self._ready_at_s = 0.0
+        self._launch = 0
+        self._launch_began_s = 0.0
+        self._token_seen = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._mailbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._launching: asyncio.Task[Launched] | None = None
+        self._retry: asyncio.Task[None] | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._log = get_log("replica").bind(
+            deployment=label.deployment, replica=label.replica, generation=label.generation
+        )
+        self._owner = asyncio.create_task(self._own(), name=f"replica-{label.deployment}-{label.replica}")
+
+    # What others may ask or read
+
+    async def load(self, by: LoadedBy, progress: Progress = quiet) -> None:
+        """Returns when ready. Joins a start that is under way; leaving early does not stop it.
+
+        Raises what the start raised; EngineError `crash_loop` and `stopped` (to requests only), `draining` when it was retired.
+        """
+        await self._ask(lambda waiter: Load(waiter, by, progress))
+
+    async def stop(self, by: StoppedBy | None, *, drain_s: float) -> None:
+        """Drain at most `drain_s`, stop the engine, return when its tree is gone. Raises EngineError `engine_shutdown_failed`."""
+        await self._ask(lambda waiter: Stop(waiter, by, drain_s))
+
+    async def reset(self) -> None:
+        """Forget failures, the crash loop and an operator's stop: what failed or stopped is configured again. Starts nothing."""
+        await self._ask(Reset)
+
+    async def retire(self, *, drain_s: float) -> None:
+        """Stop for good; afterwards every request is refused as `draining`. Raises EngineError `engine_shutdown_failed`."""
+        if not self._owner.done():
+            await self._ask(lambda waiter: Stop(waiter, None, drain_s, last=True))
+            await self._owner
+
+    def note_cached(self) -> None:
+        """Its weights were verified, and nothing is to be started now."""
+        if self.phase is ReplicaPhase.CONFIGURED:
+            self._move(ReplicaPhase.CACHED)
+
+    def note_stopped(self) -> None:
+        """An operator stopped it before this daemon started."""
+        if self.phase in (ReplicaPhase.CONFIGURED, ReplicaPhase.CACHED):
+            self._move(ReplicaPhase.STOPPED)
+            self.stopped_by = "operator"
+
+    @property
+    def is_ready(self) -> bool:
+        return self.phase is ReplicaPhase.READY
+
+    @property
+    def is_retired(self) -> bool:
+        return self._owner.done()
+
+    @property
+    def client(self) -> EngineClient:
+        """Of a ready replica. Raises EngineError `no_ready_replica`."""
+        if self.launched is None:
+            raise _refused("no_ready_replica", "the model is not loaded")
+        return self.launched.client
+
+    @property
+    def port(self) -> int | None:
+        """The engine's loopback port, when it has one."""
+        return None if self.launched is None else self.launched.engine.address.port
+
+    def progressed(self) -> None:
+        """Bytes of an answer arrived from the engine."""
+        if self.launched is not None:
+            self.launched.watch.progressed()
+
+    def state(self) -> ReplicaState:
+        error = self.error
+        code = None if error is None else "crash_loop" if self.crash_looping else error.code
+        return ReplicaState(
+            replica=self.label.replica,
+            state=self.phase.value,
+            pid=None if self.launched is None else self.launched.engine.pid,
+            restarts=self.restarts,
+            active_requests=self.gate.active,
+            queued_requests=self.gate.queued,
+            last_error=None if error is None else error.message[:_ERROR_MAX_CHARS],
+            reason_code=code,
+        )
+
+    async def _ask(self, make: Callable[[asyncio.Future[None]], Message]) -> None:
+        if self._owner.done():
+            raise _refused("draining", "this generation was replaced")
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._mailbox.put_nowait(make(waiter))
+        await waiter
+
+    # The owner: the only code that changes state once requests flow
+
+    async def _own(self) -> None:
+        last = False
+        while not last:
+            message = await self._mailbox.get()
+            match message:
+                case Load():
+                    self._on_load(message)
+                case Stop():
+                    last = message.last
+                    await self._on_stop(message)
+                case Reset():
+                    self._on_reset(message)
+                case Report() if message.launch == self._launch:
+                    await self._on_report(message)
+        self.gate.close("draining")
+        while not self._mailbox.empty():
+            left = self._mailbox.get_nowait()
+            if not isinstance(left, Report):
+                _settle(left.waiter, _refused("draining", "this generation was replaced"))
+
+    def _move(self, after: ReplicaPhase) -> None:
+        if after is not self.phase:
+            check_transition(self.phase, after)
+            self._log.info("replica", before=self.phase.value, after=after.value)
+            self.phase = after
+
+    def _on_load(self, ask: Load) -> None:
+        if self.is_ready:
+            _settle(ask.waiter)
+            return
+        if ask.by == "request":
+            if self.stopped_by == "operator":
+                _settle(ask.waiter, _refused("stopped", "an operator stopped this model"))
+                return
+            if self.crash_looping:
+                text = f"the engine failed {CRASH_LOOP_ATTEMPTS} times in a row and is not restarted until a reset"
+                _settle(ask.waiter, _refused("crash_loop", text))
+                return
+        else:
+            self.crash_looping, self._failures = False, 0
+        self._waiters.append(ask.waiter)
+        if self._launching is None and (self._retry is None or ask.by != "request"):
+            self._start_launch(ask.progress)
+
+    def _start_launch(self, progress: Progress = quiet) -> None:
+        self._cancel_retry()
+        self._launch += 1
+        self._launch_began_s = asyncio.get_running_loop().time()
+        self.stopped_by = None
+        self._move(ReplicaPhase.ASSIGNED)
+        number = self._launch
+        task = asyncio.create_task(
+            launch_engine(
+                self._ports.host,
+                self._ports.provisioner,
+                self.label,
+                self.member,
+                token=not self._token_seen,
+                times=self._ports.watch,
+                entered=lambda phase: self._mailbox.put_nowait(Report(number, entered=phase)),
+                progress=progress,
+            )
+        )
+        task.add_done_callback(lambda done: self._mailbox.put_nowait(Report(number, finished=done)))
+        self._launching = task
+
+    async def _on_stop(self, ask: Stop) -> None:
+        if ask.only_if_idle and (not self.is_ready or self.gate.active or self.gate.queued):
+            _settle(ask.waiter)
+            return
+        reason = "stopped" if ask.by == "operator" else "draining"
+        try:
+            self._cancel_retry()
+            await self._abandon_launch()
+            if self.is_ready:
+                self._move(ReplicaPhase.DRAINING)
+                await self.gate.drain(ask.drain_s, reason=reason)
+            await self._end_engine(ENGINE_STOP_GRACE_S)
+            if ask.by == "operator" or self.phase is not ReplicaPhase.CONFIGURED:
+                self._move(ReplicaPhase.STOPPED)
+            self.stopped_by, self.error = ask.by, None
+            _settle(ask.waiter)
+        except SbctlError as error:
+            self._fail(error)
+            _settle(ask.waiter, error)
+        finally:
+            self._settle_waiters(_refused(reason, "the model was stopped"))
+
+    def _on_reset(self, ask: Reset) -> None:
+        self.crash_looping, self._failures, self.restarts = False, 0, 0
+        if self.phase in (ReplicaPhase.FAILED, ReplicaPhase.STOPPED):
+            self._cancel_retry()
+            self._move(ReplicaPhase.CONFIGURED)
+            self.stopped_by, self.error = None, None
+        _settle(ask.waiter)
+
+    async def _on_report(self, report: Report) -> None:
+        if report.entered is not None:
+            self._move(report.entered)
+        elif report.retry_due:
+            self._retry = None
+            self._start_launch()
+        elif report.finished is not None:
+            self._launching = None
+            error = None if report.finished.cancelled() else report.finished.exception()
+            if error is None:
+                self._become_ready(report.finished.result())
+            else:
+                await self._on_broken(_as_engine_error(error))
+        elif report.broken is not None:
+            await self._on_broken(report.broken)
+
+    def _become_ready(self, launched: Launched) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._ports.launched(self.member.engine.engine, "ready", now_s - self._launch_began_s)
+        self.launched = launched
+        self._token_seen = True
+        self._move(ReplicaPhase.READY)
+        self.error = None
+        self._ready_at_s = now_s
+        self.gate.open()
+        number = self._launch
+        for work in (self._watch_exit(number, launched.engine), self._watch_health(number), self._watch_idle()):
+            task = asyncio.create_task(work)
+            self._watchers.add(task)
+            task.add_done_callback(self._watchers.discard)
+        self._settle_waiters(None)
+
+    async def _on_broken(self, error: SbctlError) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._launch += 1  # what else reports this same end comes too late
+        if self.is_ready:
+            if now_s - self._ready_at_s >= _STABLE_AFTER_S:
+                self._failures = 0
+        else:
+            self._ports.launched(self.member.engine.engine, "failed", now_s - self._launch_began_s)
+        self.gate.close("engine_unhealthy")
+        with contextlib.suppress(SbctlError):
+            await self._end_engine(_UNHEALTHY_GRACE_S)
+        self._fail(error)
+        self._settle_waiters(error)
+        self._failures += 1
+        if self._failures >= CRASH_LOOP_ATTEMPTS:
+            self.crash_looping = True
+        elif error.retryable:
+            self.restarts += 1
+            self._retry = asyncio.create_task(self._retry_later(self._launch, self._failures))
+
+    def _fail(self, error: SbctlError) -> None:
+        self._log.warning("replica failed", code=error.code, error=error.message, detail=dict(error.detail))
+        self.error = error
+        self._move(ReplicaPhase.FAILED)
+
+    async def _abandon_launch(self) -> None:
+        """End a start that is under way, and the process it may have made, even one that became ready this moment."""
+        task, self._launching = self._launching, None
+        self._launch += 1
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is None:
+                self.launched = task.result()
+
+    async def _end_engine(self, grace_s: float) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        launched, self.launched = self.launched, None
+        if launched is not None:
+            try:
+                await self._ports.host.stop(launched.engine, grace_s=grace_s)
+            finally:
+                await launched.client.close()
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+    def _settle_waiters(self, error: SbctlError | None) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            _settle(waiter, error)
+
+    # Work beside the owner: it only reports
+
+    async def _retry_later(self, number: int, failures: int) -> None:
+        await asyncio.sleep(backoff_s(failures, self._ports.chance()))
+        self._mailbox.put_nowait(Report(number, retry_due=True))
+
+    async def _watch_exit(self, number: int, engine: RunningEngine) -> None:
+        ended = await engine.wait()
+        self._mailbox.put_nowait(Report(number, broken=exit_error(ended, engine, while_loading=False)))
+
+    async def _watch_health(self, number: int) -> None:
+        while (launched := self.launched) is not None:
+            await asyncio.sleep(self._ports.watch.interval_s)
+            if (error := await launched.watch.check(active=self.gate.active)) is not None:
+                self._mailbox.put_nowait(Report(number, broken=error))
+                return
+
+    async def _watch_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_IDLE_TICK_S)
+            keep_s, idle_since_s = self.member.keep_alive_secs, self.gate.idle_since_s
+            now_s = asyncio.get_running_loop().time()
+            if keep_s is not None and idle_since_s is not None and now_s - idle_since_s >= keep_s:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._mailbox.put_nowait(Stop(waiter, "idle", 0.0, only_if_idle=True))
+                await waiter
+
+
+def _refused(code: str, message: str) -> EngineError:
+    return EngineError(code, message, retryable=code != "crash_loop")
+
+
+def _as_engine_error(error: BaseException) -> SbctlError:
+    if isinstance(error, SbctlError):
+        return error
+    return EngineError("engine_internal", f"the launch failed unexpectedly: {type(error).__name__}: {error}")
+
+
+def _settle(waiter: asyncio.Future[None], error: SbctlError | None = None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

@@ -1,0 +1,80 @@
+"""What a replica's owner is told, and what it needs of the world."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sbctl.base.errors import SbctlError
+from sbctl.base.limits import RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
+from sbctl.runtime.engine_host import EngineHost
+from sbctl.runtime.launch import Launched
+from sbctl.runtime.provision import Progress, Provisioner
+from sbctl.runtime.readiness import WatchTimes
+from sbctl.runtime.replica_states import ReplicaPhase
+
+__all__ = ["Load", "LoadedBy", "Message", "ReplicaPorts", "Report", "Reset", "Stop", "StoppedBy", "backoff_s"]
+
+LoadedBy = Literal["request", "operator", "reconcile"]
+StoppedBy = Literal["operator", "idle"]
+
+
+def backoff_s(failures: int, chance: float) -> float:
+    """Seconds before the attempt after `failures` failures in a row; `chance` in 0..1 takes away up to half."""
+    full = min(RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S * 2.0 ** (failures - 1))
+    return full * (1 - chance / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPorts:
+    """`launched` is told of every launch: engine, outcome `ready` or `failed`, seconds."""
+
+    host: EngineHost
+    provisioner: Provisioner
+    watch: WatchTimes = field(default_factory=WatchTimes)
+    chance: Callable[[], float] = random.random
+    launched: Callable[[str, Literal["ready", "failed"], float], None] = lambda _engine, _outcome, _seconds: None
+
+
+@dataclass(slots=True)
+class Load:
+    """Start, or join the start under way."""
+
+    waiter: asyncio.Future[None]
+    by: LoadedBy
+    progress: Progress
+
+
+@dataclass(slots=True)
+class Stop:
+    """`by` None: retired or cleared. `last`: nothing is answered afterwards."""
+
+    waiter: asyncio.Future[None]
+    by: StoppedBy | None
+    drain_s: float
+    only_if_idle: bool = False
+    last: bool = False
+
+
+@dataclass(slots=True)
+class Reset:
+    """Forget failures."""
+
+    waiter: asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class Report:
+    """From work that belongs to launch number `launch`: exactly one of the fields is set."""
+
+    launch: int
+    entered: ReplicaPhase | None = None
+    finished: asyncio.Task[Launched] | None = None
+    broken: SbctlError | None = None
+    retry_due: bool = False
+
+
+Message = Load | Stop | Reset | Report

@@ -1,0 +1,169 @@
+"""From one set of generations to another, as one transaction: a candidate that fails anywhere before its commit changes nothing.
+
+    prepare    weights verified or fetched, engine present, in parallel, for what is added or changed
+    start      rolling: the new beside the old; recreate: the old drained first. Warm ones, and successors of what runs
+    commit     the caller's durable write
+    swap       left to the caller: routes point to the new
+    retire     the old drained and stopped, by the caller
+
+When start fails the new ones are stopped and drained old ones are started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from sbctl.base.errors import SbctlError, error_from_wire
+from sbctl.runtime.generation import Generation, launch_identity
+from sbctl.runtime.log import get_log
+from sbctl.runtime.provision import Progress, Provisioner
+from sbctl.trust.bundle import DeploymentMember, member_digest
+
+__all__ = ["Delta", "Transition", "placed"]
+
+_log = get_log("transition")
+
+
+def placed(error: SbctlError, deployment: str, scope: str, stage: str) -> SbctlError:
+    """The same error, saying whose it is: the deployment's address and the stage."""
+    wire = error.to_wire()
+    detail = {**wire["detail"], "deployment": deployment, "stage": stage}
+    return error_from_wire({**wire, "place": f"deployment.{scope}/{deployment}", "detail": detail})
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a candidate asks for, by deployment. `adjusted` keep their engines; only what the gate reads differs."""
+
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    adjusted: tuple[str, ...]
+    removed: tuple[str, ...]
+    preserved: tuple[str, ...]
+
+    @classmethod
+    def of(cls, running: Mapping[str, Generation], wanted: Mapping[str, DeploymentMember]) -> Delta:
+        both = [name for name in sorted(wanted) if name in running]
+        same = [name for name in both if running[name].digest == member_digest(wanted[name])]
+        near = [name for name in both if name not in same and running[name].identity == launch_identity(wanted[name])]
+        return cls(
+            added=tuple(sorted(set(wanted) - set(running))),
+            changed=tuple(name for name in both if name not in same and name not in near),
+            adjusted=tuple(near),
+            removed=tuple(sorted(set(running) - set(wanted))),
+            preserved=tuple(same),
+        )
+
+
+@dataclass(slots=True)
+class Transition:
+    """One attempt. `staged` are the generations of what is added or changed."""
+
+    scope: str
+    running: Mapping[str, Generation]
+    wanted: Mapping[str, DeploymentMember]
+    staged: dict[str, Generation]
+    delta: Delta
+    provisioner: Provisioner
+    drain_s: float
+    parallel: int
+    progress: Progress
+    _drained: list[Generation] = field(default_factory=list)
+    _woken: list[Generation] = field(default_factory=list)
+
+    async def carry_out(self, commit: Callable[[], Awaitable[None]]) -> None:
+        """Prepare, start, commit. Raises SbctlError of the first failure, everything as it was."""
+        try:
+            gate = asyncio.Semaphore(self.parallel)
+            await self._each(self.staged, self._prepare, gate)
+            await self._start(gate)
+            await commit()
+        except BaseException as error:
+            failures = await self._undo()
+            if failures and isinstance(error, SbctlError):
+                wire = error.to_wire()
+                raise error_from_wire({**wire, "detail": {**wire["detail"], "not_restored": failures}}) from error
+            raise
+
+    async def _each(
+        self,
+        names: Mapping[str, Generation],
+        work: Callable[[str, Generation], Awaitable[None]],
+        gate: asyncio.Semaphore,
+    ) -> None:
+        async def bounded(name: str, generation: Generation) -> None:
+            async with gate:
+                await work(name, generation)
+
+        tasks = [asyncio.create_task(bounded(name, generation)) for name, generation in names.items()]
+        try:
+            for task in tasks:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _prepare(self, name: str, generation: Generation) -> None:
+        member = generation.member
+        try:
+            if member.warm or member.pull == "on_boot" or self._succeeds_running(name):
+                await self.provisioner.prepare(member, self.progress)
+                for replica in generation.replicas:
+                    replica.note_cached()
+            else:
+                await self.provisioner.check_engine(member)
+        except SbctlError as error:
+            raise placed(error, name, self.scope, "prepare") from error
+
+    def _succeeds_running(self, name: str) -> bool:
+        return name in self.running and self.running[name].ready_replicas > 0
+
+    async def _start(self, gate: asyncio.Semaphore) -> None:
+        to_start = {
+            name: generation
+            for name, generation in self.staged.items()
+            if generation.member.warm or self._succeeds_running(name)
+        }
+        for name in self.delta.changed:
+            old = self.running[name]
+            if self.wanted[name].rollout == "recreate" and old.ready_replicas:
+                self.progress(0, None, f"draining {name}")
+                self._drained.append(old)
+                old.hold()
+                await old.stop(None, drain_s=self.drain_s)
+        for name in self.delta.adjusted:
+            current = self.running[name]
+            if self.wanted[name].warm and not current.member.warm and not current.ready_replicas:
+                to_start[name] = current
+                self._woken.append(current)
+        await self._each(to_start, self._load, gate)
+
+    async def _load(self, name: str, generation: Generation) -> None:
+        try:
+            await generation.load("reconcile", self.progress)
+        except SbctlError as error:
+            raise placed(error, name, self.scope, "start") from error
+
+    async def _undo(self) -> dict[str, str]:
+        """Stop what was started, start again what was drained. Returns what could not be, by deployment."""
+        failures: dict[str, str] = {}
+        for generation in self.staged.values():
+            with contextlib.suppress(SbctlError):
+                await generation.retire(drain_s=0)
+        for generation in self._woken:
+            with contextlib.suppress(SbctlError):
+                await generation.stop(None, drain_s=0)
+        for generation in reversed(self._drained):
+            try:
+                await generation.load("reconcile")
+            except SbctlError as error:
+                _log.error(
+                    "the drained generation did not start again", deployment=generation.deployment, error=str(error)
+                )
+                failures[generation.deployment] = error.message
+            generation.release_hold()
+        return failures
