@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from tests.lab.fixture import lab  # noqa: E402, F401 - a fixture for every test that asks for hosts
+
 _HEAVY = ("lab", "engine", "integration", "soak")
 _KEPT = ("SBCTL_REQUIRE_ALL", "SBCTL_CORPUS", "SBCTL_PACKAGE_INDEX", "SBCTL_TEST_CACHE")
 

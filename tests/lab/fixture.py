@@ -131,6 +131,10 @@ def why_not() -> str | None:
         return "the lab's hosts need the system's Python at /usr/bin/python3"
     if "overlay" not in Path("/proc/filesystems").read_text():
         return "the lab needs overlayfs"
+    if subprocess.run(
+        ["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True, check=False
+    ).returncode:
+        return "the lab needs the right to create namespaces"
     return None
 
 
