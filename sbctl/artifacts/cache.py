@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from sbctl.artifacts.cache_root import check_root
 from sbctl.artifacts.locks import artifact_lock_path, hold, lease_path, mutation_lock_path
@@ -32,6 +32,8 @@ from sbctl.base.flock import FileLock
 from sbctl.base.ids import is_digest
 
 __all__ = ["ArtifactCache", "CacheEntry", "Removal", "Verification"]
+
+_SWEEP_AFTER_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class ArtifactCache:
         check_root(self.root)
         for directory in (self.blobs, self.snapshots, self.partials, self.root / "locks"):
             fs.ensure_directory(directory, mode=0o755)
+            fs.sweep_temporaries(directory, older_than_s=_SWEEP_AFTER_S, now_s=self.clock.now().timestamp())
 
     def blob_path(self, sha256: str) -> Path:
         return self.blobs / digest_of_name(sha256)

@@ -45,6 +45,7 @@ _DNS_NAME: Final = re.compile(
     r"(?=.{1,253}\.?\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?"
 )
 _NUMERIC_LABEL: Final = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\.?")
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _URL_MAX_CHARS: Final = 8192
 _SAFE_URL: Final = re.compile(r"[!-\[\]-~]+")
 """Printable ASCII without space and backslash."""
@@ -137,7 +138,11 @@ def _literal(host: str) -> _Address | None:
 
 def _is_public(address: _Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
+        if address.scope_id is not None:
+            return False
         inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if inner is not None:
             return _is_public(inner)
     return address.is_global and not address.is_multicast

@@ -56,21 +56,26 @@ class Fetcher:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(
-            resolver=GuardedResolver(self.origins, ThreadedResolver()),
-            use_dns_cache=False,
-            ssl=tls_context(self.settings),
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._stall_s),
-            auto_decompress=False,
-            trust_env=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": _USER_AGENT},
-            read_bufsize=_READ_BUFFER_BYTES,
-        )
         return self
+
+    def _opened(self) -> aiohttp.ClientSession:
+        """The session, made when first needed: loading the authorities takes longer than a local copy."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                resolver=GuardedResolver(self.origins, ThreadedResolver()),
+                use_dns_cache=False,
+                ssl=tls_context(self.settings),
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._stall_s),
+                auto_decompress=False,
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"User-Agent": _USER_AGENT},
+                read_bufsize=_READ_BUFFER_BYTES,
+            )
+        return self._session
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -113,7 +118,6 @@ class Fetcher:
 
     @contextlib.asynccontextmanager
     async def _request(self, url: URL, start: URL, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        assert self._session is not None, "enter the Fetcher first"
         sent = {"Accept-Encoding": "identity", **headers}
         if origin_of(url) == origin_of(start) and (credential := self.authorization_for(url)) is not None:
             sent["Authorization"] = credential
@@ -123,7 +127,7 @@ class Fetcher:
             proxy_headers = {"Proxy-Authorization": basic_credentials(proxy).reveal().decode()}
             proxy = proxy.with_user(None)
         try:
-            response = await self._session.get(
+            response = await self._opened().get(
                 url, headers=sent, allow_redirects=False, proxy=proxy, proxy_headers=proxy_headers
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

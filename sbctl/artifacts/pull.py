@@ -121,9 +121,9 @@ async def _ensure(
         if entry is not None and entry.state == "corrupt":
             verification = await asyncio.to_thread(cache.verify_locked, facts.artifact)
             quarantined = verification.quarantined
-            if verification.is_good:
-                return PullResult(facts.artifact, 0, was_present=True)
-        elif entry is not None and entry.state == "ready":
+            entry = await asyncio.to_thread(cache.entry, facts.artifact)
+        if entry is not None and entry.state == "ready":
+            await asyncio.to_thread(fs.remove_tree, cache.partials_path(facts.artifact))
             return PullResult(facts.artifact, 0, was_present=True)
         downloaded = 0
         for _ in range(_ROUNDS):
