@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbctl.base import strict_json
-from sbctl.base.errors import HostError, InputError, error_from_wire
+from sbctl.base.errors import HostError, InputError
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES
-from sbctl.remote.transport import Completed, foreign_text, lost
+from sbctl.remote.transport import Completed, foreign_error, foreign_text, lost
 
 __all__ = ["FACTS", "compose", "new_marker", "read_answer"]
 
@@ -81,9 +81,7 @@ def read_answer(done: Completed, marker: str, *, place: str) -> Mapping[str, Any
             "host.answer_invalid", f"the host's answer is not JSON: {error.message}", place=place
         ) from error
     if isinstance(message, dict) and isinstance(message.get("error"), dict):
-        failure = error_from_wire(message["error"])
-        failure.place = f"{place}: {failure.place}" if failure.place else place
-        raise failure
+        raise foreign_error(message["error"], place)
     if not isinstance(message, dict) or not isinstance(message.get("result"), dict):
         raise HostError("host.answer_invalid", "the host's answer has neither result nor error", place=place)
     result: Mapping[str, Any] = message["result"]

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sbctl.base.clock import Clock
-from sbctl.base.errors import HostError, SbctlError, error_from_wire
+from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.node.frames import encode_frame, read_frame
 from sbctl.node.messages import PROTOCOL_VERSION
-from sbctl.remote.transport import Channel, Progress, foreign_text, lost, timed_out
+from sbctl.remote.transport import Channel, Progress, foreign_error, foreign_text, lost, timed_out
 
 __all__ = ["ChannelBroken", "NodeChannel", "NodeMissing"]
 
@@ -101,9 +101,7 @@ class NodeChannel:
                 result: Mapping[str, Any] = message["result"]
                 return result
             if isinstance(message.get("error"), dict):
-                failure = error_from_wire(message["error"])
-                failure.place = f"{self._place}: {failure.place}" if failure.place else self._place
-                return failure
+                return foreign_error(message["error"], self._place)
             step = message.get("progress")
             if not isinstance(step, dict):
                 raise ChannelBroken(self._nonsense("a message without result, error or progress"), sent=True)
@@ -155,10 +153,14 @@ class NodeChannel:
         if status is None and not said:
             return lost(self._place)
         ended = "ended" if status is None else f"ended with status {status}"
+        what = f"the node interface {ended}" + (f": {said}" if said else "")
+        if self._next_id:
+            return HostError("node.ended", what, place=self._place, next_step="run the command again", retryable=True)
         return HostError(
-            "node.start_failed" if self._next_id == 0 else "node.ended",
-            f"the node interface {ended}" + (f": {said}" if said else ""),
+            "node.start_failed",
+            what,
             place=self._place,
+            next_step="if the programs there are damaged, remove the runtime's version directory; the next apply installs it again",
         )
 
     def _nonsense(self, what: str) -> HostError:

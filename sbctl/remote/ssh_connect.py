@@ -39,6 +39,8 @@ _KEY_FAMILIES: Final = (
     ("rsa-sha2-512", "rsa-sha2-256"),
 )
 
+_ANY_KEY: Final = tuple(name for family in _KEY_FAMILIES for name in family)
+
 # The library logs tracebacks of broken connections; what matters of them is in our errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
@@ -73,9 +75,9 @@ class HostKeyPin:
         self.fingerprint = _fingerprint(digest)
 
     def families(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of key algorithms to ask the host for, in order: the pinned type alone, or each type until one fits the fingerprint."""
+        """Groups of key algorithms to ask the host for, in order: the pinned type alone; for a fingerprint any type at first, then each."""
         if self.key_type is None:
-            return _KEY_FAMILIES
+            return (_ANY_KEY, *_KEY_FAMILIES)
         wanted = "rsa-sha2-512" if self.key_type == "ssh-rsa" else self.key_type
         return tuple(family for family in _KEY_FAMILIES if wanted in family)
 
@@ -95,7 +97,9 @@ def connect(host: str, connection: Connection) -> paramiko.Transport:
     pin = HostKeyPin(connection.host_key) if connection.host_key else None
     identity = _identity(connection, place)
     shown: list[paramiko.PKey] = []
-    for family in pin.families() if pin else _KEY_FAMILIES:
+    for family in pin.families() if pin else (_ANY_KEY,):
+        if any(_is_of(key, family) for key in shown):
+            continue
         transport = _handshake(connection, family, place, optional=bool(shown))
         if transport is None:
             continue
@@ -105,9 +109,12 @@ def connect(host: str, connection: Connection) -> paramiko.Transport:
             return transport
         transport.close()
         shown.append(key)
-        if pin is None:
-            break
     raise _host_key_error(host, pin, shown, place)
+
+
+def _is_of(key: paramiko.PKey, family: tuple[str, ...]) -> bool:
+    name = key.get_name()
+    return name in family or (name == "ssh-rsa" and "rsa-sha2-512" in family)
 
 
 def _identity(connection: Connection, place: str) -> paramiko.PKey:
@@ -157,7 +164,7 @@ def _dial(connection: Connection, place: str) -> socket.socket:
 def _handshake(
     connection: Connection, family: tuple[str, ...], place: str, *, optional: bool
 ) -> paramiko.Transport | None:
-    """Key exchange only. None when `optional` and the host has no key of this family."""
+    """Key exchange only. None when the host has no key of this family and that is no error: `optional`, or the pinned type is not there."""
     dialled = _dial(connection, place)
     transport = paramiko.Transport(dialled, disabled_algorithms=DISABLED_ALGORITHMS)
     try:
@@ -166,7 +173,7 @@ def _handshake(
         transport.start_client(timeout=SSH_CONNECT_DEADLINE_S)
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
-        if optional or family != _KEY_FAMILIES[-1]:
+        if "key" in str(error) and (optional or family != _ANY_KEY):
             return None
         raise UnreachableError(
             "ssh.no_common_algorithm", f"the host offers nothing we trust: {foreign_text(str(error))}", place=place

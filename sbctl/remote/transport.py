@@ -9,13 +9,14 @@ Rules for every transport (measured traps of SSH libraries are behind them):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sbctl.base.display import display_safe
-from sbctl.base.errors import HostError, UnreachableError
+from sbctl.base.errors import HostError, SbctlError, UnreachableError, error_from_wire
 
 __all__ = [
     "STDERR_TAIL_BYTES",
@@ -23,6 +24,7 @@ __all__ = [
     "Completed",
     "Progress",
     "Transport",
+    "foreign_error",
     "foreign_text",
     "lost",
     "no_progress",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 STDERR_TAIL_BYTES: Final = 16 * 1024
+
+_CODE: Final = re.compile(r"[a-z0-9_]{1,40}(\.[a-z0-9_]{1,40}){0,3}")
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes or units done and in total, None when unknown."""
@@ -98,7 +102,17 @@ def foreign_text(raw: bytes | str, *, max_chars: int = 600) -> str:
     """The end of what a host sent, fit for a terminal, on one line."""
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return display_safe(" | ".join(lines[-6:])[-max_chars:], max_chars=max_chars)
+    return display_safe(" | ".join(lines[-3:])[-max_chars:], max_chars=max_chars)
+
+
+def foreign_error(raw: Mapping[str, Any], place: str) -> SbctlError:
+    """The error that a host answered; its texts are made fit for a terminal, its place is put behind the host's."""
+    safe = {name: display_safe(value, max_chars=2000) for name, value in raw.items() if isinstance(value, str)}
+    if not _CODE.fullmatch(safe.get("code", "")):
+        safe.pop("code", None)
+    failure = error_from_wire({**raw, "code": None, "place": None, "next_step": None, "message": None, **safe})
+    failure.place = f"{place}: {failure.place}" if failure.place else place
+    return failure
 
 
 def lost(place: str) -> UnreachableError:
