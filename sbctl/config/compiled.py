@@ -6,11 +6,12 @@ Merge order: host over group over `fleet.defaults` over the global block. Secret
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
 from sbctl.base.errors import Diagnostic, SourceSpan
+from sbctl.base.secret import Secret
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
 from sbctl.trust.bundle import ApiKeyEntry
 
@@ -80,6 +81,8 @@ class CompiledHost:
     delivery: Delivery
     python: str | None = None
     keep_weights: bool = False
+    data_address: str = "127.0.0.1"
+    """How clients reach the host: in endpoints that are printed, never to connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +109,5 @@ class CompiledConfig:
     """Filled in by the command from the state (or for a new fleet, by a fresh UUID) before providers are asked; empty after `load`."""
     key_epoch: int = 0
     """Of the signer set; filled in like `lineage`. So is `signers` when sb.yml does not declare it."""
+    inline_secrets: Mapping[str, Secret] = field(default_factory=dict, repr=False, compare=False)
+    """Values written in sb.yml itself, by their `inline:` reference; in memory only."""

@@ -242,9 +242,10 @@ class _Teller:
         place = self._place(parent)
         block = place.block if place is not None else None
         noun = block.noun if block is not None else "this block"
+        full = (*self.prefix, *parent)
         pattern = ".".join(
-            "*" if isinstance(part, int) or (full_index == 1 and self.prefix == ("origins",)) else str(part)
-            for full_index, part in enumerate((*self.prefix, *parent))
+            "*" if isinstance(part, int) or (index == 1 and full[0] == "origins") else part
+            for index, part in enumerate(full)
         )
         names = sorted({*(block.model_fields if block is not None else ()), *foreign_names(pattern)})
         close = did_you_mean(name, names)

@@ -1,0 +1,126 @@
+"""What sb.yml may say, is known and checked, and this version cannot do yet: refused with a sentence, never half done."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from sbctl.base.field_types import is_loopback
+from sbctl.config.diagnose import Report
+from sbctl.config.document import Document, Path
+from sbctl.config.fleet import FleetModel, PythonModel
+from sbctl.config.layers import View
+from sbctl.config.models import AdminModel, ProxyModel
+from sbctl.config.planes import accepts
+
+__all__ = ["check_fleet", "check_proxy", "not_available"]
+
+_CODE: Final = "config.not_available"
+_UNMANAGED_ADMIN: Final = (
+    "max_log_entries", "prompt_persistence_path", "prompt_persistence_encryption", "trace_url_template"
+)  # fmt: skip
+
+
+def not_available(report: Report, view: View, path: Path, sentence: str, *, remedy: str = "") -> None:
+    """Refuse what stands at `path`; `sentence` says what is missing, `remedy` what works instead."""
+    report.add(_CODE, sentence, view.key_span(path), notes=(remedy,) if remedy else ())
+
+
+def check_proxy(report: Report, proxy: ProxyModel, view: View, accepted: tuple[str, ...]) -> None:
+    """Refusals that follow from `proxy` alone; engines are refused where a deployment uses one."""
+    if proxy.cluster is not None:
+        sentence = "a cluster (placement, peers, signed state among nodes) is not in this version of sbctl"
+        remedy = "without proxy.cluster, every host that matches required_labels runs the deployment by itself"
+        not_available(report, view, ("cluster",), sentence, remedy=remedy)
+    if proxy.model_host.authority != "file_managed":
+        sentence = f"authority: {proxy.model_host.authority} is not in this version of sbctl"
+        not_available(
+            report, view, ("model_host", "authority"), sentence, remedy="use file_managed: this file is the owner"
+        )
+    _check_admin(report, proxy.admin, view, accepted)
+
+
+def _check_admin(report: Report, admin: AdminModel, view: View, accepted: tuple[str, ...]) -> None:
+    def refuse(name: str, sentence: str) -> None:
+        remedy = "the admin API listens on loopback with one account; reach it through ssh -L"
+        not_available(report, view, ("admin", name), sentence, remedy=remedy)
+
+    if not is_loopback(admin.bind):
+        refuse("bind", "an admin API off loopback is not in this version of sbctl")
+    if any(not _stays_on_loopback(entry) for entry in admin.allow_ips):
+        refuse("allow_ips", "admin callers from other machines are not in this version of sbctl")
+    for name in ("tls", "cors_origins", "operators"):
+        if getattr(admin, name):
+            refuse(name, f"admin.{name} is not in this version of sbctl")
+    written = admin.model_fields_set
+    for name in _UNMANAGED_ADMIN:
+        if name in written:
+            report.note(
+                "config.not_managed",
+                f"proxy.admin.{name} is kept, and not managed by sbctl",
+                view.key_span(("admin", name)),
+            )
+    limit = "rate_limit_per_minute"
+    if limit in written and not accepts(accepted, f"proxy.admin.{limit}"):
+        report.add(
+            "config.unenforced",
+            f"proxy.admin.{limit} restricts access, and sbctl does not enforce it yet",
+            view.key_span(("admin", limit)),
+            notes=(f'remove it, or accept that with fleet.accept_unenforced: ["proxy.admin.{limit}"]',),
+        )
+
+
+def _stays_on_loopback(entry: str) -> bool:
+    try:
+        network = ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return True
+    return is_loopback(str(network.network_address)) and is_loopback(str(network.broadcast_address))
+
+
+def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
+    """Refusals in `fleet`."""
+
+    def refuse(path: Path, sentence: str, remedy: str) -> None:
+        report.add(_CODE, sentence, document.key_span(("fleet", *path)), notes=(remedy,))
+
+    state = fleet.state
+    if state.backend != "local" or state.address is not None:
+        refuse(("state", "backend"), "a remote state is not in this version of sbctl", "use backend: local")
+    if state.encryption is not None:
+        refuse(
+            ("state", "encryption"),
+            "an encrypted state is not in this version of sbctl",
+            "it holds no secrets, only fingerprints",
+        )
+    if isinstance(fleet.runtime.python, PythonModel):
+        sentence = "sending a standalone Python to hosts is not in this version of sbctl"
+        refuse(("runtime", "python"), sentence, "put Python 3.11 or newer on the host and write its path")
+    if fleet.update is not None:
+        refuse(
+            ("update",),
+            "rolling updates over hosts are not in this version of sbctl",
+            "apply to a few hosts with --target",
+        )
+    layers: list[tuple[Path, object]] = [((), fleet), (("defaults",), fleet.defaults)]
+    layers += [(("groups", name), group) for name, group in fleet.groups.items()]
+    layers += [(("hosts", name), host) for name, host in (fleet.hosts or {}).items()]
+    for where, layer in layers:
+        ssh = getattr(layer, "ssh")  # noqa: B009 - three models, one field
+        for name, remedy in _SSH_LATER.items():
+            if getattr(ssh, name) is not None:
+                refuse((*where, "ssh", name), f"ssh.{name} is not in this version of sbctl", remedy)
+        if "authority" in (getattr(layer, "roles", None) or ()):
+            refuse(
+                (*where, "roles"),
+                "the role authority comes with proxy.cluster, which is not in this version",
+                "use gateway and worker",
+            )
+
+
+_SSH_LATER: Final = {
+    "become": "log in as root, or as the user that shall own the runtime",
+    "jump": "run sbctl where the host can be reached",
+    "jumps": "run sbctl where the hosts can be reached",
+    "host_keys": "pin each key as host_key of its host",
+}

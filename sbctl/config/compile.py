@@ -1,0 +1,316 @@
+"""The last stage: hosts with their views become `CompiledConfig`; what can only be seen over the whole fleet is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from sbctl.base.digests import fingerprint
+from sbctl.base.errors import RefusedError
+from sbctl.base.field_types import is_loopback
+from sbctl.base.secret import Secret
+from sbctl.base.suggest import did_you_mean
+from sbctl.config.checks import check_api_key_models, managed_providers, public_names
+from sbctl.config.compiled import (
+    CompiledConfig,
+    CompiledDeployment,
+    CompiledHost,
+    CompiledOrigin,
+    PublicRoute,
+    SecretRef,
+)
+from sbctl.config.diagnose import Report
+from sbctl.config.document import Document, Path
+from sbctl.config.file_model import FileShape
+from sbctl.config.fleet import FleetModel
+from sbctl.config.fleet_loading import written_vars
+from sbctl.config.host_view import HostView, HostViewBuilder, layers_at
+from sbctl.config.hosts import HostSettings, host_settings
+from sbctl.config.interpolate import Variables, variables_in
+from sbctl.config.layers import View, merged
+from sbctl.config.scalars import Scalar
+from sbctl.config.secrets import REFERENCE_PREFIXES, SecretSources, secret_ref
+from sbctl.trust.bundle import ApiKeyEntry
+
+__all__ = ["Compilation"]
+
+
+@dataclass
+class Compilation:
+    """One run over one document. All findings go to `report`; `run` raises them."""
+
+    document: Document
+    report: Report
+    environ: Mapping[str, str]
+    keyed: Callable[[bytes], str] | None
+    inline: dict[str, Secret] = field(default_factory=dict)
+    views: dict[object, HostView | None] = field(default_factory=dict)
+    names: dict[tuple[Path, ...], frozenset[str]] = field(default_factory=dict)
+
+    def run(self, shape: FileShape, fleet: FleetModel | None, *, fleet_is_broken: bool) -> CompiledConfig:
+        """Raises ConfigError, then RefusedError `config.open_endpoint`."""
+        sources = SecretSources(FilePath(self.document.path).absolute().parent, self.environ)
+        secrets = {name: secret_ref(name, reference, sources, self.keyed) for name, reference in shape.secrets.items()}
+        known = fleet or FleetModel()
+        builder = HostViewBuilder(self.document, self.report, tuple(known.accept_unenforced))
+        if fleet_is_broken:
+            builder.build((), Variables((self._all_variables(), self.environ)))
+            self.report.raise_errors()
+        settings = host_settings(self.report, self.document, known)
+        self._unused_groups(builder, known, settings)
+        hosts: dict[str, CompiledHost] = {}
+        for host in settings:
+            view = self._view(builder, host)
+            if view is not None:
+                hosts[host.name] = self._host(host, view, known, secrets, sources)
+        seen = [view for view in self.views.values() if view is not None]
+        self._check_fleet_wide(known, settings, hosts, seen)
+        self.report.raise_errors()
+        self._refuse_open_endpoints(hosts, known)
+        return self._config(known, hosts, secrets, seen)
+
+    def _all_variables(self) -> dict[str, Scalar]:
+        """Every variable that any host sets: enough to check the rest of a file whose fleet block has errors."""
+        raw = self.document.value.get("fleet")
+        blocks: list[Any] = [raw.get("defaults")] if isinstance(raw, dict) else []
+        for name in ("groups", "hosts"):
+            inner = raw.get(name) if isinstance(raw, dict) else None
+            blocks.extend(inner.values() if isinstance(inner, dict) else ())
+        found: dict[str, Scalar] = {}
+        for block in blocks:
+            found.update(written_vars(block, self.environ))
+        return found
+
+    def _unused_groups(self, builder: HostViewBuilder, fleet: FleetModel, settings: list[HostSettings]) -> None:
+        """A group that no host takes is checked too, so that it does not break the day somebody uses it."""
+        taken = {host.group for host in settings}
+        for name, group in fleet.groups.items():
+            if name not in taken and group.proxy:
+                overlays: tuple[Path, ...] = (("fleet", "defaults", "proxy"), ("fleet", "groups", name, "proxy"))
+                builder.build(overlays, Variables(({**fleet.defaults.vars, **group.vars}, self.environ)))
+
+    def _view(self, builder: HostViewBuilder, host: HostSettings) -> HostView | None:
+        layers = layers_at(self.document, ("proxy",), *host.overlays)
+        present = tuple(layer.path for layer in layers)
+        if present not in self.names:
+            whole: Any = {}
+            for layer in layers:
+                whole = merged(whole, layer.value)
+            self.names[present] = variables_in(whole) | variables_in(self.document.value.get("origins"))
+        used = self.names[present]
+        key = (present, tuple(sorted((name, repr(value)) for name, value in host.variables.items() if name in used)))
+        if key not in self.views:
+            self.views[key] = builder.build(host.overlays, Variables((host.variables, self.environ)))
+        return self.views[key]
+
+    def _host(
+        self,
+        host: HostSettings,
+        view: HostView,
+        fleet: FleetModel,
+        secrets: Mapping[str, SecretRef],
+        sources: SecretSources,
+    ) -> CompiledHost:
+        deployments = {
+            name: replace(each, delivery=host.delivery) for name, each in view.deployments.items() if _runs(host, each)
+        }
+        serves = bool(host.roles & {"gateway", "worker"})
+        password = self._password(host, view, secrets, sources)
+        admin = view.proxy.admin.model_copy(update={"password": None})
+        return CompiledHost(
+            name=host.name,
+            connection=host.connection,
+            roles=host.roles,
+            labels=host.labels,
+            proxy=view.proxy.model_copy(update={"admin": admin}),
+            model_host=view.proxy.model_host,
+            deployments=deployments,
+            origins=_origins(view, deployments) if serves else {},
+            api_keys={name: ApiKeyEntry(**dict(key)) for name, key in fleet.api_keys.items()},
+            public=fleet.public,
+            admin_password=password,
+            delivery=host.delivery,
+            python=host.python,
+            keep_weights=host.keep_weights,
+            data_address=host.data_address,
+        )
+
+    def _password(
+        self, host: HostSettings, view: HostView, secrets: Mapping[str, SecretRef], sources: SecretSources
+    ) -> SecretRef | None:
+        written, value = view.password_text, view.proxy.admin.password
+        if value is None:
+            return None
+        text = value.get_secret_value()
+        path: Path = ("admin", "password")
+        if written is None or not written.startswith(REFERENCE_PREFIXES):
+            pointer = "/".join(
+                ("inline:", *(part.replace("~", "~0").replace("/", "~1") for part in map(str, view.view.source(path))))
+            )
+            secret = Secret(text.encode())
+            reference = pointer if self.inline.setdefault(pointer, secret) == secret else f"{pointer}@{host.name}"
+            self.inline[reference] = secret
+            return SecretRef(
+                "admin_password", reference, self.keyed(secret.reveal()) if self.keyed is not None else None
+            )
+        if not text.startswith("secret:"):
+            return secret_ref("admin_password", text, sources, self.keyed)
+        name = text.removeprefix("secret:")
+        if name not in secrets:
+            close = did_you_mean(name, secrets)
+            self.report.add(
+                "config.unknown_secret",
+                f'there is no secret "{name}"',
+                view.view.value_span(path),
+                label=f'did you mean "{close}"?' if close else "",
+                notes=(f"secrets: {', '.join(sorted(secrets)) or 'none'}",),
+            )
+            return None
+        return secrets[name]
+
+    def _check_fleet_wide(
+        self, fleet: FleetModel, settings: list[HostSettings], hosts: Mapping[str, CompiledHost], views: list[HostView]
+    ) -> None:
+        running = {name for host in hosts.values() for name in host.deployments}
+        for view in views:
+            for name, each in view.deployments.items():
+                if name not in running:
+                    labels = ", ".join(f"{key}: {value}" for key, value in each.model.required_labels.items())
+                    message = f'no worker host has the labels that deployment "{name}" requires ({labels or "none"})'
+                    path: Path = ("model_host", "deployments", name)
+                    where = (*path, "required_labels") if labels else path
+                    self.report.add("config.no_matching_host", message, view.view.key_span(where))
+        for host in settings:
+            if "worker" not in host.roles:
+                message = f'host "{host.name}" is no worker; without proxy.cluster it serves nothing'
+                self.report.note("config.no_effect", message, host.span)
+        exposed = {
+            model
+            for view in views
+            for origin in view.origins.values()
+            for _, provider in managed_providers(origin)
+            for model in public_names(provider)
+        }
+        fleet_view = View(self.document, layers_at(self.document, ("fleet",)))
+        for name, key in fleet.api_keys.items():
+            check_api_key_models(self.report, name, key.models or (), exposed, fleet_view)
+
+    def _refuse_open_endpoints(self, hosts: Mapping[str, CompiledHost], fleet: FleetModel) -> None:
+        if fleet.public or fleet.api_keys:
+            return
+        opened = [name for name, host in hosts.items() if not is_loopback(host.proxy.bind_address)]
+        if opened:
+            listed = ", ".join(opened[:5]) + (" …" if len(opened) > 5 else "")
+            raise RefusedError(
+                "config.open_endpoint",
+                f"the API of {listed} would be open to the network without a key",
+                place=self.document.path,
+                next_step="list callers under fleet.api_keys, bind to 127.0.0.1, or say fleet.public: true",
+                detail={"hosts": opened},
+            )
+
+    def _config(
+        self,
+        fleet: FleetModel,
+        hosts: Mapping[str, CompiledHost],
+        secrets: Mapping[str, SecretRef],
+        views: list[HostView],
+    ) -> CompiledConfig:
+        signers = dict(fleet.trust.signers) if fleet.trust is not None else None
+        catalogs = sorted({view.catalog.digest for view in _distinct(views)})
+        name = fleet.name or _directory_name(self.document.path)
+        meaning = {
+            "fleet_name": name,
+            "hosts": {host.name: _host_meaning(host) for host in hosts.values()},
+            "signers": signers,
+            "runtime_version": fleet.runtime.version,
+            "prevent_destroy": list(fleet.prevent_destroy),
+            "state_directory": fleet.state.directory,
+        }
+        return CompiledConfig(
+            path=self.document.path,
+            fleet_name=name,
+            digest=fingerprint(meaning),
+            catalog_digest=catalogs[0] if len(catalogs) == 1 else fingerprint(catalogs),
+            hosts=hosts,
+            signers=signers,
+            runtime_version=fleet.runtime.version,
+            secrets=secrets,
+            prevent_destroy=fleet.prevent_destroy,
+            notes=self.report.in_order("note"),
+            state_directory=fleet.state.directory,
+            deployments_declared=any(host.deployments for host in hosts.values()),
+            inline_secrets=self.inline,
+        )
+
+
+def _runs(host: HostSettings, deployment: CompiledDeployment) -> bool:
+    required = deployment.model.required_labels
+    return "worker" in host.roles and all(host.labels.get(key) == value for key, value in required.items())
+
+
+def _origins(view: HostView, deployments: Mapping[str, CompiledDeployment]) -> dict[str, CompiledOrigin]:
+    """Hostnames with what this host itself can answer; without a cluster nobody else would."""
+    found: dict[str, CompiledOrigin] = {}
+    for hostname, origin in view.origins.items():
+        routes: dict[str, PublicRoute] = {}
+        default: str | None = None
+        for _, provider in managed_providers(origin):
+            if provider.deployment in deployments:
+                for model in public_names(provider):
+                    routes.setdefault(model, PublicRoute(model, provider.deployment))
+                default = default or provider.default_model
+        if routes:
+            found[hostname] = CompiledOrigin(hostname, tuple(routes.values()), default)
+    return found
+
+
+def _distinct(views: list[HostView]) -> list[HostView]:
+    return list({id(view.catalog): view for view in views}.values())
+
+
+def _directory_name(path: str) -> str:
+    name = FilePath(path).absolute().parent.name
+    return (
+        "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in name)[:64].strip(".-")
+        or "fleet"
+    )
+
+
+def _host_meaning(host: CompiledHost) -> dict[str, Any]:
+    """What of a host can matter to a plan, as JSON. No secret is in it: a password is its reference and its keyed fingerprint."""
+    password = host.admin_password
+    connection = host.connection
+    proxy = host.proxy.model_dump(mode="json", exclude={"model_host": {"catalog_file", "deployments"}})
+    return {
+        "connection": [
+            connection.kind, connection.address, connection.port, connection.user, connection.host_key, connection.identity_file,
+        ],
+        "roles": sorted(host.roles),
+        "labels": dict(host.labels),
+        "proxy": proxy,
+        "deployments": {
+            name: {
+                "model": each.model.model_dump(mode="json"),
+                "artifact": each.artifact.artifact,
+                "sources": [each.artifact.source, each.artifact.revision, *each.artifact.mirrors],
+                "engine": each.engine,
+                "policy": each.engine_policy.model_dump(mode="json"),
+                "context_length": each.context_length,
+            }
+            for name, each in host.deployments.items()
+        },
+        "origins": {
+            name: {"default": each.default_model, "routes": {route.model: route.deployment for route in each.routes}}
+            for name, each in host.origins.items()
+        },
+        "api_keys": {name: key.model_dump(mode="json") for name, key in host.api_keys.items()},
+        "public": host.public,
+        "admin_password": None if password is None else [password.reference, password.fingerprint],
+        "delivery": host.delivery,
+        "python": host.python,
+        "keep_weights": host.keep_weights,
+        "data_address": host.data_address,
+    }  # fmt: skip

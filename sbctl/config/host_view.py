@@ -1,0 +1,216 @@
+"""`proxy` and `origins` as one host sees them: overlays merged, variables put in, checked, deployments resolved against the catalog.
+
+Hosts that see the same share one `HostView`, so a fleet of a thousand alike costs as much as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from sbctl.base.errors import InputError
+from sbctl.base.field_types import Block
+from sbctl.catalog.loader import Catalog, builtin_catalog
+from sbctl.catalog.resolve import DeviceProfile, resolve
+from sbctl.config.availability import check_proxy, not_available
+from sbctl.config.catalog_file import catalog_with_file
+from sbctl.config.checks import check_origins, check_proxy_rules
+from sbctl.config.compiled import CompiledDeployment
+from sbctl.config.diagnose import Report, report_expansion, validated
+from sbctl.config.document import Document, Path
+from sbctl.config.interpolate import Variables, expanded
+from sbctl.config.layers import Layer, View
+from sbctl.config.models import DeploymentModel, EngineModel, ProxyModel
+from sbctl.config.origins import OriginModel, OriginName
+from sbctl.config.planes import Foreign, without_foreign
+from sbctl.config.served import report_foreign, served_origins
+from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_versions
+
+__all__ = ["HostView", "HostViewBuilder", "layers_at"]
+
+_VLLM_ONLY = ("chunked_prefill", "tool_call_parser", "swap_space_gib", "cpu_offload_gib")
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """What hosts that see the same share. `password_text` is admin.password as it is written, before variables are put in."""
+
+    proxy: ProxyModel
+    view: View
+    origins: Mapping[str, OriginModel]
+    deployments: Mapping[str, CompiledDeployment]
+    catalog: Catalog
+    password_text: str | None
+
+
+class OriginsShape(Block):
+    noun: ClassVar[str] = "origins"
+
+    origins: dict[OriginName, OriginModel] = Field(default_factory=dict)
+
+
+def layers_at(document: Document, *paths: Path) -> tuple[Layer, ...]:
+    """The parts of the file at `paths`, where there are any."""
+    found = []
+    for path in paths:
+        value: Any = document.value
+        for part in path:
+            value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
+        if value is not _ABSENT:
+            found.append(Layer(path, value))
+    return tuple(found)
+
+
+_ABSENT: Any = object()
+
+
+@dataclass
+class HostViewBuilder:
+    """Builds views of one file. Catalog files are read once."""
+
+    document: Document
+    report: Report
+    accepted: tuple[str, ...]
+    catalogs: dict[str | None, Catalog] = field(default_factory=dict)
+
+    def build(self, overlays: tuple[Path, ...], variables: Variables) -> HostView | None:
+        """None with findings in the report. `overlays` lead to layers over the global `proxy`, weakest first."""
+        view = View(self.document, layers_at(self.document, ("proxy",), *overlays))
+        proxy = self._proxy(view, variables)
+        origins, origins_view = self._origins(variables)
+        if proxy is None:
+            return None
+        catalog = self._catalog(proxy, view)
+        check_proxy(self.report, proxy, view, self.accepted)
+        check_proxy_rules(self.report, proxy, view)
+        deployments = self._deployments(proxy, view, catalog)
+        if origins is not None:
+            check_origins(self.report, origins, proxy.model_host.deployments, origins_view)
+        raw_admin = view.value.get("admin") if isinstance(view.value, dict) else None
+        text = raw_admin.get("password") if isinstance(raw_admin, dict) else None
+        return HostView(proxy, view, origins or {}, deployments, catalog, text if isinstance(text, str) else None)
+
+    def _proxy(self, view: View, variables: Variables) -> ProxyModel | None:
+        value, found = without_foreign(view.value, ("proxy",))
+        shown = [Foreign(each.path[1:], each.pattern, each.restricts) for each in found]
+        report_foreign(self.report, view, "proxy", shown, self.accepted)
+        expansion = expanded(value, variables)
+        report_expansion(self.report, view, expansion.problems)
+        broken = [path for path, _, _ in expansion.problems]
+        return validated(
+            self.report, ProxyModel, expansion.value, view, texts=expansion.texts, broken=broken, prefix=("proxy",)
+        )
+
+    def _origins(self, variables: Variables) -> tuple[dict[str, OriginModel] | None, View]:
+        view = View(self.document, layers_at(self.document, ("origins",)))
+        served = served_origins(self.report, view, self.accepted)
+        whole = View(self.document, (Layer((), {"origins": view.value}),))
+        expansion = expanded({"origins": served.value}, variables)
+        report_expansion(self.report, whole, expansion.problems)
+        broken = [path for path, _, _ in expansion.problems]
+        shape = validated(self.report, OriginsShape, expansion.value, whole, texts=expansion.texts, broken=broken)
+        return (shape.origins if shape is not None else None), view
+
+    def _catalog(self, proxy: ProxyModel, view: View) -> Catalog:
+        written = proxy.model_host.catalog_file
+        if written not in self.catalogs:
+            directory = FilePath(self.document.path).absolute().parent
+            span = view.value_span(("model_host", "catalog_file"))
+            self.catalogs[written] = (
+                builtin_catalog() if written is None else catalog_with_file(self.report, written, directory, span)
+            )
+        return self.catalogs[written]
+
+    def _deployments(self, proxy: ProxyModel, view: View, catalog: Catalog) -> dict[str, CompiledDeployment]:
+        found: dict[str, CompiledDeployment] = {}
+        used: set[str] = set()
+        for name, deployment in proxy.model_host.deployments.items():
+            compiled = self._deployment(name, deployment, proxy, view, catalog)
+            if compiled is not None:
+                used.add(compiled.engine)
+                found[name] = compiled
+            elif deployment.engine != "auto":
+                used.add(deployment.engine)
+        for kind in proxy.model_host.engines:
+            if kind not in used:
+                message = f"no deployment uses the engine {kind}"
+                self.report.note("config.unused_engine", message, view.key_span(("model_host", "engines", kind)))
+        return found
+
+    def _deployment(
+        self, name: str, deployment: DeploymentModel, proxy: ProxyModel, view: View, catalog: Catalog
+    ) -> CompiledDeployment | None:
+        path: Path = ("model_host", "deployments", name)
+        settings = proxy.model_host.engines
+        try:
+            resolution = resolve(
+                catalog, deployment.model, deployment.variant, engine=deployment.engine, device=DeviceProfile()
+            )
+        except InputError as error:
+            where = "variant" if error.code == "catalog.unknown_variant" else "model"
+            close = error.detail.get("did_you_mean")
+            label = f'did you mean "{close}"?' if close else ""
+            notes = [] if label or error.next_step is None else [error.next_step]
+            self.report.add(error.code, error.message, view.value_span((*path, where)), label=label, notes=notes)
+            return None
+        engine = resolution.engine
+        if engine != "llama_cpp":
+            where = "engine" if deployment.engine != "auto" else "model"
+            sentence = f"the engine {engine} is not in this version of sbctl"
+            not_available(
+                self.report, view, (*path, where), sentence, remedy="choose a gguf variant: llama_cpp serves it"
+            )
+            return None
+        for field_name in _VLLM_ONLY:
+            if deployment.engine == "auto" and getattr(deployment, field_name) is not None:
+                message = f"{field_name} is for vllm only, and this deployment runs on {engine}"
+                self.report.add("config.conflict", message, view.value_span((*path, field_name)))
+        policy = self._policy(deployment, settings.get("llama_cpp"), view, path)
+        if policy is None:
+            return None
+        return CompiledDeployment(
+            id=name,
+            model=deployment,
+            artifact=resolution.facts,
+            engine=engine,
+            engine_policy=policy,
+            context_length=resolution.facts.context_length,
+            max_concurrency=deployment.max_concurrency or 1,
+            cold_start=deployment.cold_start or "wait",
+            delivery="pull",
+            span=view.key_span(path),
+        )
+
+    def _policy(
+        self, deployment: DeploymentModel, written: EngineModel | None, view: View, path: Path
+    ) -> EngineModel | None:
+        engine_path: Path = ("model_host", "engines", "llama_cpp")
+        policy = written or EngineModel(launch="wheel")
+        if policy.launch in ("container", "uv"):
+            sentence = f"launch: {policy.launch} is not in this version of sbctl"
+            not_available(
+                self.report, view, (*engine_path, "launch"), sentence, remedy="use launch: wheel or launch: binary"
+            )
+            return None
+        if policy.acceleration not in ("auto", "cpu"):
+            sentence = f"acceleration: {policy.acceleration} is not in this version of sbctl"
+            not_available(
+                self.report, view, (*engine_path, "acceleration"), sentence, remedy="auto and cpu run on the CPU"
+            )
+            return None
+        if deployment.engine_image is not None:
+            sentence = "engine_image goes with launch: container, which is not in this version of sbctl"
+            not_available(self.report, view, (*path, "engine_image"), sentence)
+            return None
+        version = deployment.engine_version or policy.version
+        if policy.launch == "wheel":
+            if deployment.engine_version is not None and deployment.engine_version not in wheel_versions():
+                notes = (f"pinned versions: {', '.join(wheel_versions())}",)
+                message = f"no wheel of version {version} is pinned"
+                self.report.add("config.not_pinned", message, view.value_span((*path, "engine_version")), notes=notes)
+            version = version or LLAMA_CPP_WHEEL_DEFAULT
+        return policy.model_copy(update={"version": version, "sha256": deployment.engine_sha256 or policy.sha256})

@@ -1,0 +1,216 @@
+"""From `fleet.hosts` to single hosts: ranges written out, settings merged (host over group over defaults), and how each is reached."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Final
+
+from sbctl.artifacts.model import Delivery
+from sbctl.base.connection import Connection
+from sbctl.base.errors import SourceSpan
+from sbctl.base.ids import RESERVED_SCOPES, is_id
+from sbctl.config.diagnose import Report
+from sbctl.config.document import Document, Path
+from sbctl.config.fleet import FleetModel, HostModel, OverlayModel, SshModel
+from sbctl.config.scalars import Scalar
+
+__all__ = ["DEFAULT_ROLES", "LOCAL_HOST", "HostSettings", "expand_ranges", "host_settings"]
+
+LOCAL_HOST: Final = "local"
+DEFAULT_ROLES: Final = frozenset({"gateway", "worker"})
+_MAX_HOSTS: Final = 10_000
+_RANGE_RE: Final = re.compile(r"\[([0-9,-]+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """What sb.yml says of one host beside `proxy`. `overlays` lead to its layers of `proxy` in the file, weakest first."""
+
+    name: str
+    connection: Connection
+    roles: frozenset[str]
+    labels: Mapping[str, str]
+    variables: Mapping[str, Scalar]
+    delivery: Delivery
+    keep_weights: bool
+    python: str | None
+    data_address: str
+    group: str | None
+    overlays: tuple[Path, ...]
+    span: SourceSpan | None
+
+
+def expand_ranges(pattern: str) -> list[str]:
+    """`gpu-[1-3]` as gpu-1, gpu-2, gpu-3; `r[1,3]-n[01-02]` as four names. Raises ValueError with a sentence."""
+    parts = _RANGE_RE.split(pattern)
+    if "[" in "".join(parts[::2]) or "]" in "".join(parts[::2]):
+        raise ValueError("a range is written [1-4] or [1,3,5]")
+    choices = [[part] if index % 2 == 0 else list(_numbers(part)) for index, part in enumerate(parts)]
+    count = 1
+    for each in choices:
+        count *= len(each)
+    if count > _MAX_HOSTS:
+        raise ValueError(f"the ranges stand for more than {_MAX_HOSTS} names")
+    return ["".join(combination) for combination in itertools.product(*choices)]
+
+
+def _numbers(text: str) -> Iterator[str]:
+    for piece in text.split(","):
+        first, dash, last = piece.partition("-")
+        if not first or len(piece) > 13 or (dash and not last) or not (first + last).isdigit():
+            raise ValueError("a range is written [1-4] or [1,3,5]")
+        end = int(last or first)
+        if end < int(first) or end - int(first) >= _MAX_HOSTS:
+            raise ValueError(f"a range counts upwards, over at most {_MAX_HOSTS} numbers")
+        width = len(first) if first.startswith("0") else 0
+        for number in range(int(first), end + 1):
+            yield str(number).zfill(width)
+
+
+def host_settings(report: Report, document: Document, fleet: FleetModel) -> list[HostSettings]:
+    """Every host, in file order; the one host `local` when `fleet.hosts` is absent."""
+    if fleet.hosts is None:
+        return [_settings(LOCAL_HOST, Connection("local"), fleet, None, data_address="", span=None)]
+    found: list[HostSettings] = []
+    seen: dict[str, SourceSpan | None] = {}
+    reached: dict[tuple[str, str, int], str] = {}
+    for pattern, host in fleet.hosts.items():
+        path: Path = ("fleet", "hosts", pattern)
+        span = document.key_span(path)
+        for name, address, key in _members(report, document, path, pattern, host):
+            if not _name_is_free(report, name, span, seen):
+                continue
+            connection = _connection(report, document, path, fleet, host, address=address, host_key=key)
+            place = (connection.kind, connection.address, connection.port)
+            if place in reached:
+                message = f'host "{name}" has the address of host "{reached[place]}"'
+                report.add("config.duplicate_address", message, document.value_span((*path, "address")))
+            reached.setdefault(place, name)
+            found.append(
+                _settings(
+                    name, connection, fleet, (pattern, host), data_address=host.data_address or address, span=span
+                )
+            )
+    return found
+
+
+def _name_is_free(report: Report, name: str, span: SourceSpan | None, seen: dict[str, SourceSpan | None]) -> bool:
+    if name in RESERVED_SCOPES:
+        notes = (
+            f"{LOCAL_HOST} exists only without fleet.hosts; this machine in a fleet is a host with address: local",
+        )
+        report.add("config.reserved_name", f'"{name}" is a reserved name', span, notes=notes)
+        return False
+    if not is_id(name):
+        report.add("config.bad_key", f'the host name "{name[:64]}" must be 1 to 128 of A-Z a-z 0-9 . _ -', span)
+        return False
+    if name in seen:
+        report.add("config.duplicate_host", f'there are two hosts "{name}"', span, notes=(f"the first: {seen[name]}",))
+        return False
+    seen[name] = span
+    return True
+
+
+def _members(
+    report: Report, document: Document, path: Path, pattern: str, host: HostModel
+) -> list[tuple[str, str, str]]:
+    """Name, address and host key of each host that one entry stands for."""
+    span = document.key_span(path)
+    try:
+        names = expand_ranges(pattern)
+        addresses = [host.address] if ":" in host.address else expand_ranges(host.address)
+    except ValueError as error:
+        report.add("config.bad_range", str(error), span)
+        return []
+    keys = [host.host_key] if isinstance(host.host_key, str) else list(host.host_key or [""])
+    if len(addresses) != len(names) or len(keys) not in (1, len(names)):
+        what = f"{len(names)} names, {len(addresses)} addresses and {len(keys)} host keys"
+        report.add("config.bad_range", f"the entry stands for {what}; there must be as many of each", span)
+        return []
+    if len(keys) < len(names):
+        keys = keys * len(names)
+    return list(zip(names, addresses, keys, strict=True))
+
+
+def _layers(fleet: FleetModel, host: HostModel | None) -> list[OverlayModel]:
+    layers = [fleet.defaults]
+    if host is not None:
+        if host.group in fleet.groups:
+            layers.append(fleet.groups[host.group])
+        layers.append(host)
+    return layers
+
+
+def _ssh(fleet: FleetModel, host: HostModel) -> SshModel:
+    values: dict[str, object] = {}
+    for layer in (fleet.ssh, *(each.ssh for each in _layers(fleet, host))):
+        values.update({name: value for name, value in layer if value is not None})
+    return SshModel.model_construct(None, **values)
+
+
+def _connection(
+    report: Report, document: Document, path: Path, fleet: FleetModel, host: HostModel, *, address: str, host_key: str
+) -> Connection:
+    if address == "local":
+        return Connection("local")
+    if not host_key:
+        name = path[-1]
+        report.add(
+            "config.missing_host_key",
+            f'host "{name}" has no pinned host key, so nobody could tell it from another machine',
+            document.key_span(path),
+            notes=(f"ssh-keyscan -t ed25519 {address} | ssh-keygen -lf - prints it; compare it on the host's console",),
+        )
+    ssh = _ssh(fleet, host)
+    identity = ssh.identity_file or ""
+    if identity and not identity.startswith(("/", "~")):
+        identity = str(FilePath(document.path).absolute().parent / identity)
+    return Connection(
+        "ssh", address=address, port=ssh.port or 22, user=ssh.user or "root", host_key=host_key, identity_file=identity
+    )
+
+
+def _settings(
+    name: str,
+    connection: Connection,
+    fleet: FleetModel,
+    written: tuple[str, HostModel] | None,
+    *,
+    data_address: str,
+    span: SourceSpan | None,
+) -> HostSettings:
+    host = written[1] if written is not None else None
+    overlays: list[Path] = [("fleet", "defaults", "proxy")]
+    group = host.group if host is not None and host.group in fleet.groups else None
+    if group is not None:
+        overlays.append(("fleet", "groups", group, "proxy"))
+    if written is not None:
+        overlays.append(("fleet", "hosts", written[0], "proxy"))
+    labels: dict[str, str] = {}
+    variables: dict[str, Scalar] = {}
+    roles, delivery, python, keep = DEFAULT_ROLES, "pull", fleet.runtime.python, False
+    for layer in _layers(fleet, host):
+        labels.update(layer.labels)
+        variables.update(layer.vars)
+        roles = frozenset(layer.roles) if layer.roles is not None else roles
+        delivery = layer.delivery or delivery
+        python = layer.python or python
+        keep = keep or "weights" in layer.keep
+    return HostSettings(
+        name=name,
+        connection=connection,
+        roles=frozenset(roles),
+        labels=labels,
+        variables=variables,
+        delivery="push" if delivery == "push" else "pull",
+        keep_weights=keep,
+        python=python if isinstance(python, str) else None,
+        data_address="127.0.0.1" if connection.kind == "local" else data_address,
+        group=group,
+        overlays=tuple(overlays),
+        span=span,
+    )

@@ -1,0 +1,94 @@
+"""sb.yml to one checked value: read, put variables in, validate, merge per host, compile. Nothing here touches a host or the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path as FilePath
+
+from sbctl import __version__
+from sbctl.base.clock import Clock
+from sbctl.config.compile import Compilation
+from sbctl.config.compiled import CompiledConfig
+from sbctl.config.diagnose import Report, report_expansion, validated
+from sbctl.config.document import Document
+from sbctl.config.file_model import FileShape
+from sbctl.config.fleet_loading import load_fleet
+from sbctl.config.interpolate import Variables, expanded
+from sbctl.config.layers import Layer, View
+from sbctl.config.planes import foreign_names, without_foreign
+from sbctl.config.reader import read_yaml
+from sbctl.config.served import report_foreign
+
+__all__ = ["load", "load_document"]
+
+_BLOCKS = ("fleet", "proxy", "origins")
+
+
+def load(
+    path: FilePath,
+    *,
+    environ: Mapping[str, str],
+    keyed: Callable[[bytes], str] | None = None,
+    clock: Clock | None = None,  # noqa: ARG001 - every loader of the project is given one; nothing in sb.yml depends on time
+) -> CompiledConfig:
+    """Read and compile sb.yml.
+
+    `environ` feeds `${…}` and `env:`; `keyed` turns a secret into the fingerprint that plans keep (16 hex), None leaves them out.
+    Raises InputError `file.*`, ConfigError with every finding of the file, RefusedError `config.open_endpoint`.
+    """
+    return load_document(read_yaml(path), environ=environ, keyed=keyed)
+
+
+def load_document(
+    document: Document, *, environ: Mapping[str, str], keyed: Callable[[bytes], str] | None = None
+) -> CompiledConfig:
+    """`load` for a document that was read already."""
+    report = Report()
+    report.diagnostics.extend(document.findings)
+    if not document.complete or not isinstance(document.value, dict):
+        if document.complete and not document.findings:
+            what = "the file is empty" if document.value is None else "the file must be a map of blocks"
+            notes = ("sbctl init writes a starter",)
+            report.add("config.not_a_map", what, document.span_at(0, 0), notes=notes)
+        report.raise_errors()
+    shape = _top_level(report, document, environ)
+    fleet = load_fleet(report, document, environ) if "fleet" in document.value else None
+    compilation = Compilation(document, report, environ, keyed)
+    return compilation.run(shape, fleet, fleet_is_broken="fleet" in document.value and fleet is None)
+
+
+def _top_level(report: Report, document: Document, environ: Mapping[str, str]) -> FileShape:
+    view = View(document, (Layer((), document.value),))
+    value, found = without_foreign({key: child for key, child in document.value.items() if key not in _BLOCKS}, ())
+    raw_fleet = document.value.get("fleet")
+    written = raw_fleet.get("accept_unenforced") if isinstance(raw_fleet, dict) else None
+    accepted = tuple(each for each in written if isinstance(each, str)) if isinstance(written, list) else ()
+    report_foreign(report, view, "", [each for each in found if each.path[0] in foreign_names("")], accepted)
+    expansion = expanded(value, Variables((environ,)))
+    report_expansion(report, view, expansion.problems)
+    broken = [path for path, _, _ in expansion.problems]
+    shape = validated(report, FileShape, expansion.value, view, texts=expansion.texts, broken=broken)
+    if shape is None:
+        return FileShape()
+    if shape.include is not None:
+        notes = ("write everything in one file",)
+        report.add(
+            "config.not_available", "include: is not in this version of sbctl", view.key_span(("include",)), notes=notes
+        )
+    if shape.required_sbctl is not None:
+        _check_version(report, shape.required_sbctl, view)
+    return shape
+
+
+def _check_version(report: Report, required: str, view: View) -> None:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    span = view.value_span(("required_sbctl",))
+    try:
+        specifiers = SpecifierSet(required)
+    except InvalidSpecifier:
+        report.add("config.bad_value", '"required_sbctl" must be a version range such as ">=0.1,<1"', span)
+        return
+    if not specifiers.contains(__version__, prereleases=True):
+        message = f"this file needs sbctl {required}, and this is sbctl {__version__}"
+        report.add("config.unsupported_version", message, span, notes=("install a version that fits",))
