@@ -1,0 +1,151 @@
+"""Perform: number, sign and send a revision; take note of the one that is there; act on one deployment; clear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from providers.bundle.spec import content_of, digest_of
+from sbctl.base.clock import rfc3339
+from sbctl.base.digests import canonical_json
+from sbctl.base.errors import RefusedError, StalePlanError
+from sbctl.base.limits import BUNDLE_MAX_BYTES, SNAPSHOT_DEADLINE_S
+from sbctl.base.truths import Desired
+from sbctl.node.messages import BundleApply, DeploymentAction, Method
+from sbctl.node.snapshot import BundleState
+from sbctl.plan.model import Step
+from sbctl.provider import PerformContext, Services
+from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, BundleContent, BundlePayload
+
+__all__ = ["perform", "record"]
+
+_REVISIONS_SKIPPED_MAX: Final = 10_000
+
+
+def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
+    match step.method:
+        case Method.BUNDLE_APPLY:
+            return _apply(step, context)
+        case Method.SNAPSHOT:
+            return _take_note(_desired(context), _held(context))
+        case Method.DEPLOYMENT_ACTION:
+            action = DeploymentAction(deployment=step.params["deployment"], action=step.params["action"])
+            _call(step, context, action.model_dump(mode="json"))
+            recorded = context.change.recorded
+            return {"bundle": recorded.record} if recorded is not None else {}
+        case _:
+            return _call(step, context, {})
+
+
+def _desired(context: PerformContext) -> Desired:
+    desired = context.change.desired
+    assert desired is not None, "a bundle that is removed is cleared, not sent"
+    return desired
+
+
+def _held(context: PerformContext) -> BundleState | None:
+    return context.node.snapshot(SNAPSHOT_DEADLINE_S).bundle
+
+
+def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
+    """The host is read once more: a runtime that was down when the plan was made may have come back with its bundle.
+
+    Raises StalePlanError `bundle.changed_since_plan`, RefusedError `bundle.too_large`, `bundle.revision_far_ahead`, and what the node refuses.
+    """
+    desired, held = _desired(context), _held(context)
+    planned = step.params["expected_revision"]
+    held_revision = None if held is None else held.revision
+    if held is not None and held_revision != planned:
+        if held.content_digest == digest_of(desired.spec) and held.key_epoch == desired.spec["key_epoch"]:
+            return _noted(held)
+        recorded = context.change.recorded
+        if recorded is None or recorded.record.get("revision") != held_revision:
+            raise _changed(desired, planned, held_revision)
+    elif held is None and planned is not None:
+        raise _changed(desired, planned, None)
+    payload = _payload(desired, _revision(context.services, step.params["scope"], held_revision or 0), context.services)
+    envelope = context.services.sign(BUNDLE_PAYLOAD_TYPE, canonical_json(payload.model_dump(mode="json")))
+    if len(envelope) > BUNDLE_MAX_BYTES:
+        raise RefusedError(
+            "bundle.too_large",
+            f"the bundle of {desired.host} has {len(envelope)} bytes; a runtime takes {BUNDLE_MAX_BYTES}",
+            next_step="spread its deployments over more hosts",
+        )
+    request = BundleApply(envelope=envelope, expected_revision=held_revision)
+    answer = _call(step, context, request.model_dump(mode="json"))
+    return {
+        "bundle": {
+            "revision": answer.get("revision", payload.revision),
+            "content_digest": payload.content_digest,
+            "key_epoch": payload.key_epoch,
+        },
+        "report": answer.get("report"),
+    }
+
+
+def _changed(desired: Desired, planned: int | None, found: int | None) -> StalePlanError:
+    return StalePlanError(
+        "bundle.changed_since_plan",
+        f"the plan was made from revision {planned or 'none'}, and {desired.host} holds {found or 'none'} now",
+        place=str(desired.address),
+        next_step="plan again",
+    )
+
+
+def _revision(services: Services, scope: str, above: int) -> int:
+    """The next revision that the node can accept. A state older than the host catches up by skipping numbers."""
+    for _ in range(_REVISIONS_SKIPPED_MAX):
+        revision = services.next_revision(scope)
+        if revision > above:
+            return revision
+    raise RefusedError(
+        "bundle.revision_far_ahead",
+        f"the host holds revision {above}, more than {_REVISIONS_SKIPPED_MAX} ahead of the state",
+        next_step="restore the state that belongs to this fleet, or raise the key epoch (sbctl key add)",
+    )
+
+
+def _payload(desired: Desired, revision: int, services: Services) -> BundlePayload:
+    content = content_of(desired.spec)
+    return BundlePayload(
+        lineage=desired.spec["lineage"],
+        scope=desired.address.scope,
+        key_epoch=desired.spec["key_epoch"],
+        revision=revision,
+        issued_at=rfc3339(services.clock.now()),
+        content=BundleContent.model_validate_json(json.dumps(content)),
+        content_digest=digest_of(desired.spec),
+    )
+
+
+def _take_note(desired: Desired, held: BundleState | None) -> Mapping[str, Any]:
+    if held is None or held.content_digest != digest_of(desired.spec):
+        raise _changed(desired, None, None if held is None else held.revision)
+    return _noted(held)
+
+
+def _noted(held: BundleState) -> Mapping[str, Any]:
+    return {
+        "bundle": {
+            "revision": held.revision,
+            "content_digest": held.content_digest,
+            "key_epoch": held.key_epoch,
+        }
+    }
+
+
+def _call(step: Step, context: PerformContext, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return context.node.call(step.method, params, secrets={}, deadline_s=step.deadline_s, progress=context.progress)
+
+
+def record(desired: Desired, results: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A revision whose answer was lost is None, and None is not compared; the content is what was read back."""
+    noted: Mapping[str, Any] = {}
+    for answer in results.values():
+        noted = answer.get("bundle") or noted
+    return {
+        "revision": noted.get("revision"),
+        "content_digest": noted.get("content_digest") or digest_of(desired.spec),
+        "key_epoch": desired.spec["key_epoch"],
+    }

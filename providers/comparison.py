@@ -1,0 +1,164 @@
+"""What every kind's `diff` is made of: the truths of one resource, and the Change that comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from sbctl.base.errors import SbctlError
+from sbctl.base.ids import Address
+from sbctl.base.limits import NODE_CALL_DEADLINE_S
+from sbctl.base.truths import Desired, Recorded
+from sbctl.node.messages import Method
+from sbctl.node.snapshot import NodeSnapshot
+from sbctl.plan.model import Action, BlastRadius, Change, DiffContext, Leaf, Observed, Step
+
+__all__ = ["Blocked", "Call", "Comparison", "Downtime", "Retry", "result_of", "transfer_deadline_s", "worst_downtime"]
+
+Downtime = Literal["none", "queue", "refuse"]
+Retry = Literal["safe", "read_first", "never"]
+
+_DOWNTIMES: tuple[Downtime, ...] = ("none", "queue", "refuse")
+_SLOWEST_TRANSFER_BYTES_S = 256 * 1024
+
+
+class Call(NamedTuple):
+    """One node call of a change, before it has its key."""
+
+    method: Method
+    params: Mapping[str, Any]
+    title: str
+    downtime: Downtime = "none"
+    retry: Retry = "safe"
+    deadline_s: float = NODE_CALL_DEADLINE_S
+
+
+class Blocked(NamedTuple):
+    """Why a change must not be applied: a stable code, one sentence, and what to do about it."""
+
+    code: str
+    message: str
+    next_step: str = ""
+
+    @classmethod
+    def by(cls, error: SbctlError) -> Blocked:
+        return cls(error.code, error.message, error.next_step or "")
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.message}; {self.next_step}" if self.next_step else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One resource in one plan. At least one of `desired` and `recorded` is there."""
+
+    desired: Desired | None
+    recorded: Recorded | None
+    observed: Observed
+    context: DiffContext
+
+    @property
+    def subject(self) -> Desired | Recorded:
+        subject = self.desired or self.recorded
+        assert subject is not None, "a comparison without desired and recorded"
+        return subject
+
+    @property
+    def address(self) -> Address:
+        return self.subject.address
+
+    @property
+    def snapshot(self) -> NodeSnapshot:
+        """The host's answer; only asked for when there was one."""
+        assert self.context.snapshot is not None, "an unreachable host has no snapshot"
+        return self.context.snapshot
+
+    @property
+    def bootstrapped(self) -> bool:
+        """Whether the node interface answered, so that all facts are there."""
+        return self.snapshot.bootstrapped
+
+    def steps(self, calls: Iterable[Call]) -> tuple[Step, ...]:
+        return tuple(
+            Step(
+                key=f"{self.address}#{number}:{call.method}",
+                method=str(call.method),
+                params=call.params,
+                title=call.title,
+                downtime=call.downtime,
+                retry=call.retry,
+                deadline_s=call.deadline_s,
+            )
+            for number, call in enumerate(calls, start=1)
+        )
+
+    def change(
+        self,
+        action: Action,
+        reason: str,
+        *,
+        calls: Iterable[Call] = (),
+        leaves: tuple[Leaf, ...] = (),
+        blast_radius: BlastRadius = BlastRadius.HITLESS,
+        downtime: Downtime | None = None,
+        download_bytes: int | None = None,
+        memory_bytes: int | None = None,
+        notes: tuple[str, ...] = (),
+        drifted: bool = False,
+        blocked: Blocked | None = None,
+    ) -> Change:
+        """`downtime` defaults to the worst of the calls. A blocked change has no steps."""
+        steps = () if blocked else self.steps(calls)
+        return Change(
+            address=self.address,
+            action=action,
+            reason=reason,
+            host=self.subject.host,
+            connection=self.subject.connection,
+            leaves=leaves,
+            blast_radius=blast_radius,
+            download_bytes=download_bytes,
+            memory_bytes=memory_bytes,
+            downtime=downtime or worst_downtime(step.downtime for step in steps),
+            steps=steps,
+            after=self.subject.after,
+            member_of=self.subject.member_of,
+            desired=self.desired,
+            recorded=self.recorded,
+            decisive=self.observed.decisive,
+            notes=notes,
+            drifted=drifted,
+            blocked=blocked.sentence if blocked else None,
+            blocked_code=blocked.code if blocked else None,
+        )
+
+    def unchanged(self) -> Change:
+        return self.change("no-op", "nothing to change")
+
+    def unreachable(self) -> Change:
+        return self.change("unreachable", "the host gave no answer")
+
+    def forgotten(self, reason: str) -> Change:
+        """The state lets go of it; the host is not touched."""
+        return self.change("forget", reason)
+
+
+def worst_downtime(downtimes: Iterable[Downtime]) -> Downtime:
+    """The worst for callers: `refuse` over `queue` over `none`."""
+    return max(downtimes, key=_DOWNTIMES.index, default="none")
+
+
+def transfer_deadline_s(size_bytes: int) -> float:
+    """Time for this many bytes over a slow line (256 KiB/s), and one call's deadline on top."""
+    return NODE_CALL_DEADLINE_S + size_bytes / _SLOWEST_TRANSFER_BYTES_S
+
+
+def result_of(results: Mapping[str, Mapping[str, Any]], method: Method) -> Mapping[str, Any] | None:
+    """What the last step with this method answered; None when no step had it."""
+    found = None
+    for key, result in results.items():
+        if key.endswith(f":{method}"):
+            found = result
+    return found

@@ -1,0 +1,32 @@
+"""Desired: each host's deployments, each as the bundle will say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from providers.members import MemberCompiler, stands_on
+from providers.resource import desired_resource
+from sbctl.base.ids import Address
+from sbctl.base.truths import Desired
+from sbctl.config.compiled import CompiledConfig
+
+__all__ = ["desired", "fields_for_reader"]
+
+
+def desired(config: CompiledConfig) -> Iterator[Desired]:
+    compiler = MemberCompiler()
+    for host in config.hosts.values():
+        bundle = Address("bundle", host.name)
+        for name, deployment in host.deployments.items():
+            spec, digest = compiler.deployment(deployment)
+            address = Address("deployment", host.name, name)
+            after = stands_on(host.name, spec)
+            yield desired_resource(config, host, address, spec, spec_fingerprint=digest, after=after, member_of=bundle)
+
+
+def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole spec, with the files of the artifact as the short name of their content."""
+    facts = spec["artifact"]
+    artifact = {name: facts[name] for name in ("source", "revision", "mirrors", "license", "min_memory_bytes")}
+    return {**spec, "artifact": {"content": facts["artifact"][:12], **artifact}}

@@ -1,0 +1,33 @@
+"""Which engine build a deployment gets: the policy of its host with the deployment's own version over it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sbctl.base.errors import ConfigError, Diagnostic
+from sbctl.config.compiled import CompiledDeployment
+from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
+from sbctl.trust.bundle import EnginePolicy
+
+__all__ = ["engine_policy"]
+
+_KINDS: Final = ("llama_cpp",)
+_LAUNCHES: Final = ("wheel", "binary")
+
+
+def engine_policy(deployment: CompiledDeployment) -> EnginePolicy:
+    """A wheel always has a version (the default pin when none is named). Raises ConfigError for what hosts cannot launch yet."""
+    policy = deployment.engine_policy
+    if deployment.engine not in _KINDS:
+        raise _not_yet(deployment, f"engine {deployment.engine}", f"engines: {', '.join(_KINDS)}")
+    if policy.launch not in _LAUNCHES:
+        raise _not_yet(deployment, f"launch: {policy.launch}", f"launch is {' or '.join(_LAUNCHES)}")
+    version = deployment.model.engine_version or policy.version
+    if policy.launch == "wheel":
+        return EnginePolicy(engine="llama_cpp", launch="wheel", version=version or LLAMA_CPP_WHEEL_DEFAULT)
+    return EnginePolicy(engine="llama_cpp", launch="binary", version=version, path=policy.path)
+
+
+def _not_yet(deployment: CompiledDeployment, what: str, note: str) -> ConfigError:
+    message = f'deployment "{deployment.id}" needs {what}, which this version of sbctl cannot put on a host'
+    return ConfigError([Diagnostic("config.not_yet", message, deployment.span, notes=(note,))])

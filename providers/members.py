@@ -1,0 +1,107 @@
+"""What a bundle says about one deployment or origin, as plain data: the same dump for the member's own row and for the bundle.
+
+The fingerprint of a member's spec is its `member_digest`, which the runtime reports back. Hosts of a fleet mostly share their members, so
+a dump and its fingerprint are made once for each distinct value; the shared data is never changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from providers.engine_policy import engine_policy
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.digests import fingerprint
+from sbctl.base.ids import Address
+from sbctl.config.compiled import CompiledDeployment, CompiledOrigin
+from sbctl.trust.bundle import DeploymentMember, OriginMember
+
+__all__ = ["MemberCompiler", "artifact_name", "facts_dump", "stands_on"]
+
+Member = tuple[dict[str, Any], str]
+"""A spec and its fingerprint."""
+
+
+def facts_dump(facts: ArtifactFacts) -> tuple[str, dict[str, Any]]:
+    """Without the catalog's own digest: it changes with every entry of the catalog, and would change what uses none of them."""
+    text = facts.model_copy(update={"catalog_digest": None}).model_dump_json()
+    return text, _loaded(text)
+
+
+@lru_cache(maxsize=4096)
+def _loaded(text: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@lru_cache(maxsize=4096)
+def _member(text: str) -> Member:
+    spec = _loaded(text)
+    return spec, fingerprint(spec)
+
+
+class MemberCompiler:
+    """Members of one configuration. Values are told apart by identity first, which is what makes a thousand equal hosts cheap."""
+
+    def __init__(self) -> None:
+        self._deployments: dict[tuple[Any, ...], Member] = {}
+        self._origins: dict[int, Member] = {}
+        self._held: list[object] = []
+
+    def deployment(self, deployment: CompiledDeployment) -> Member:
+        """Raises ConfigError for an engine that hosts cannot launch yet."""
+        key = (
+            *(id(part) for part in (deployment.model, deployment.artifact, deployment.engine_policy)),
+            deployment.engine,
+            deployment.context_length,
+            deployment.max_concurrency,
+            deployment.cold_start,
+        )
+        member = self._deployments.get(key)
+        if member is None:
+            member = _member(_deployment_member(deployment).model_dump_json())
+            self._deployments[key] = member
+            self._held.append(deployment)
+        return member
+
+    def origin(self, origin: CompiledOrigin) -> Member:
+        member = self._origins.get(id(origin))
+        if member is None:
+            routes = {route.model: route.deployment for route in origin.routes}
+            member = _member(OriginMember(models=routes, default_model=origin.default_model).model_dump_json())
+            self._origins[id(origin)] = member
+            self._held.append(origin)
+        return member
+
+
+def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
+    model = deployment.model
+    return DeploymentMember(
+        model=deployment.artifact.model,
+        variant=deployment.artifact.variant,
+        artifact=deployment.artifact.model_copy(update={"catalog_digest": None}),
+        engine=engine_policy(deployment),
+        replicas=model.replicas,
+        pull=model.pull,
+        warm=model.warm,
+        cold_start=deployment.cold_start,  # type: ignore[arg-type]
+        keep_alive_secs=model.keep_alive_secs,
+        max_concurrency=deployment.max_concurrency,
+        max_queue_depth=model.max_queue_depth,
+        queue_timeout_ms=model.queue_timeout_ms,
+        rollout=model.rollout,
+        context_length=deployment.context_length,
+        extra_args=tuple(model.extra_args),
+    )
+
+
+def stands_on(host: str, deployment_spec: Mapping[str, Any]) -> frozenset[Address]:
+    """What one deployment needs on its host before the bundle may name it: its engine and its artifact."""
+    engine = Address("engine", host, deployment_spec["engine"]["engine"])
+    return frozenset({engine, Address("artifact", host, artifact_name(deployment_spec["artifact"]))})
+
+
+def artifact_name(facts: Mapping[str, Any]) -> str:
+    return f"{facts['model']}:{facts['variant']}"

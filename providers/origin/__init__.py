@@ -1,0 +1,46 @@
+"""`origin.H/HOSTNAME`: one hostname of a host's API: its public model names and the deployments behind them. A member of `bundle.H`.
+
+The runtime reports the bundle, not each origin: an origin is there as long as its bundle is, and what differs is the bundle's drift.
+"""
+
+# ruff: noqa: ARG002 - the protocol has one signature for all kinds
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from providers.origin import apply, changes, observe, spec
+from providers.resource import only_version
+from sbctl.base.ids import Address
+from sbctl.config.compiled import CompiledConfig
+from sbctl.node.snapshot import NodeSnapshot
+from sbctl.plan.model import Change, Desired, DiffContext, Observed, Recorded, Step
+from sbctl.provider import PerformContext
+
+__all__ = ["OriginProvider"]
+
+
+class OriginProvider:
+    kind: ClassVar[str] = "origin"
+    record_version: ClassVar[int] = 1
+
+    def desired(self, config: CompiledConfig) -> Iterable[Desired]:
+        return spec.desired(config)
+
+    def interpret(self, snapshot: NodeSnapshot | None, address: Address, recorded: Recorded | None) -> Observed:
+        return observe.interpret(snapshot)
+
+    def diff(
+        self, desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext
+    ) -> Change:
+        return changes.diff(desired, recorded, observed, context)
+
+    def perform(self, step: Step, context: PerformContext) -> Mapping[str, Any]:
+        return apply.perform(step, context)
+
+    def record(self, desired: Desired, results: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        return {"content_digest": desired.fingerprint}
+
+    def upgrade(self, record: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        return only_version(self.kind, self.record_version, record, version)

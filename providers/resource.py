@@ -1,0 +1,52 @@
+"""How every kind turns configuration into `Desired`: one address, one plain spec, one fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from sbctl.base.digests import fingerprint
+from sbctl.base.errors import StateError
+from sbctl.base.ids import Address
+from sbctl.base.truths import Desired
+from sbctl.config.compiled import CompiledConfig, CompiledHost
+
+__all__ = ["desired_resource", "only_version"]
+
+
+def desired_resource(
+    config: CompiledConfig,
+    host: CompiledHost,
+    address: Address,
+    spec: Mapping[str, Any],
+    *,
+    spec_fingerprint: str | None = None,
+    after: frozenset[Address] = frozenset(),
+    member_of: Address | None = None,
+    keep: bool = False,
+) -> Desired:
+    """`spec_fingerprint` spares the hashing when the caller already has it; it must be `fingerprint(spec)`."""
+    text = str(address) if config.prevent_destroy else ""
+    return Desired(
+        address=address,
+        spec=spec,
+        fingerprint=spec_fingerprint or fingerprint(spec),
+        host=host.name,
+        connection=host.connection,
+        after=after,
+        member_of=member_of,
+        prevent_destroy=any(fnmatchcase(text, pattern) for pattern in config.prevent_destroy),
+        keep=keep,
+    )
+
+
+def only_version(kind: str, known: int, record: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+    """`upgrade` of a kind whose record has had one form. Raises StateError `state.too_new` for a newer one."""
+    if version > known:
+        raise StateError(
+            "state.too_new",
+            f"the state keeps {kind} resources in form {version}; this sbctl knows {known}",
+            next_step="use the sbctl that wrote the state, or a newer one",
+        )
+    return record

@@ -1,0 +1,181 @@
+"""Compare: install another version, activate, start what does not run, repair what was edited by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from providers.comparison import Blocked, Call, Comparison
+from providers.runtime.spec import fields_for_reader
+from providers.runtime_wheels import install_call, python_problem
+from sbctl import __version__
+from sbctl.base.truths import Desired, Recorded
+from sbctl.node.messages import Method
+from sbctl.plan.blast_radius import action_radius
+from sbctl.plan.leaves import leaf_changes
+from sbctl.plan.model import Action, Change, DiffContext, Leaf, Observed
+
+__all__ = ["diff"]
+
+_ACTIVATE_DEADLINE_S: Final = 300.0
+_FILES: Final[Mapping[str, tuple[str, str]]] = {
+    "unit_sha256": ("unit", "the unit on the host is not the one that was written"),
+    "config_sha256": ("configuration", "the configuration on the host is not the one that was written"),
+    "trust_digest": ("trust", "the signer set on the host is not the one that was written"),
+}
+"""Recorded digest → how the reader calls the file, and what a difference means."""
+
+
+def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext) -> Change:
+    comparison = Comparison(desired, recorded, observed, context)
+    if observed.status == "unreachable":
+        return comparison.unreachable()
+    by_hand = _started_by_hand(comparison) if observed.decisive["started_by_hand"] else None
+    if desired is None:
+        return _removed(comparison, by_hand)
+    if by_hand is not None:
+        return comparison.change("update", "somebody runs it by hand", blocked=by_hand)
+    if context.replace:
+        return comparison.change("replace", "asked for by --replace", blocked=_not_replaceable(desired.host))
+    if recorded is None or observed.status != "present":
+        return _created(comparison, desired)
+    return _updated(comparison, desired, recorded)
+
+
+def _created(comparison: Comparison, desired: Desired) -> Change:
+    gone = comparison.recorded is not None
+    reason = "the runtime is gone from the host" if gone else "a new runtime"
+    return comparison.change(
+        "create",
+        reason,
+        calls=_activation(comparison, desired, "start the runtime"),
+        leaves=leaf_changes(None, fields_for_reader(desired.spec)),
+        blast_radius=action_radius("runtime", "create"),
+        notes=_reboot_note(comparison),
+        drifted=gone,
+        blocked=_problem(comparison, desired),
+    )
+
+
+def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Change:
+    leaves = () if desired.fingerprint == recorded.fingerprint else _differences(recorded.spec, desired.spec)
+    drift = tuple(_drift(comparison.observed.decisive, recorded))
+    if not leaves and not drift:
+        return comparison.unchanged()
+    down = not comparison.observed.decisive["running"]
+    action: Action = "update"
+    title = "start the runtime" if down else "activate the new configuration" if leaves else "repair the runtime"
+    radius = action_radius("runtime", action, (*leaves, *drift))
+    return comparison.change(
+        action,
+        "sb.yml asks for something else" if leaves else drift[0].reason,
+        calls=_activation(comparison, desired, title, restarts=not down),
+        leaves=(*leaves, *drift),
+        # Whoever is down already loses nothing by being started.
+        blast_radius=action_radius("runtime", "create") if down else radius,
+        notes=_reboot_note(comparison),
+        drifted=bool(drift),
+        blocked=_problem(comparison, desired),
+    )
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Leaf, ...]:
+    was, now = fields_for_reader(before), fields_for_reader(after)
+    old, new = before["admin_password"], after["admin_password"]
+    if old and new and None in (old["fingerprint"], new["fingerprint"]) and old["reference"] == new["reference"]:
+        # A fingerprint that is not known on one side says nothing; the reference is the same.
+        was["admin_password"] = now["admin_password"]
+    return leaf_changes(was, now)
+
+
+def _drift(decisive: Mapping[str, Any], recorded: Recorded) -> Iterator[Leaf]:
+    """What the host shows otherwise than the last apply left it; `before` is what is there, `after` what will be."""
+    for digest, (name, reason) in _FILES.items():
+        wanted, found = recorded.record.get(digest), decisive[digest]
+        if wanted is not None and found != wanted:
+            yield Leaf(name, "missing" if found is None else f"edited ({found[:12]})", wanted[:12], reason)
+    if not decisive["running"]:
+        yield Leaf("running", False, True, "the runtime does not run")
+        return
+    if not decisive["healthy"]:
+        yield Leaf("healthy", False, True, "the runtime runs but does not answer")
+    version = recorded.spec["version"]
+    if decisive["version_running"] not in (None, version):
+        yield Leaf("version_running", decisive["version_running"], version, "another version runs than was activated")
+
+
+def _activation(comparison: Comparison, desired: Desired, title: str, *, restarts: bool = False) -> list[Call]:
+    """Install when the version is missing or nothing of ours answers, then activate."""
+    version = desired.spec["version"]
+    calls: list[Call] = []
+    if not comparison.bootstrapped or version not in comparison.snapshot.runtime.installed_versions:
+        calls.append(install_call(version, desired.spec["python"]))
+    params = {name: desired.spec[name] for name in ("version", "config", "trust", "admin_password")}
+    calls.append(
+        Call(
+            Method.RUNTIME_ACTIVATE,
+            params,
+            title,
+            downtime="refuse" if restarts else "none",
+            deadline_s=_ACTIVATE_DEADLINE_S,
+        )
+    )
+    return calls
+
+
+def _problem(comparison: Comparison, desired: Desired) -> Blocked | None:
+    """What keeps the version from being delivered."""
+    version = desired.spec["version"]
+    if comparison.bootstrapped and version in comparison.snapshot.runtime.installed_versions:
+        return None
+    if version != __version__:
+        return Blocked(
+            "runtime.other_version",
+            f"sb.yml pins runtime {version}, and this sbctl delivers {__version__}",
+            f"use sbctl {version}, or set fleet.runtime.version to {__version__}",
+        )
+    return python_problem(comparison.snapshot.host, desired.spec["python"])
+
+
+def _reboot_note(comparison: Comparison) -> tuple[str, ...]:
+    facts = comparison.snapshot.host
+    if facts.init != "none" or not facts.arch:
+        return ()
+    return ("nothing survives a reboot: this host has no systemd, so only a small parent process restarts the runtime",)
+
+
+def _removed(comparison: Comparison, by_hand: Blocked | None) -> Change:
+    recorded = comparison.recorded
+    assert recorded is not None
+    marker = comparison.snapshot.marker
+    # Without its programs the host cannot say what else is left (a unit, a configuration); they are repaired to remove the rest.
+    broken = not comparison.bootstrapped and marker is not None
+    if comparison.observed.status != "present" and not broken:
+        return comparison.forgotten("nothing of the runtime is on the host any more")
+    calls = [install_call(__version__, recorded.spec["python"])] if broken else []
+    lineage = recorded.spec["config"]["lineage"]
+    calls.append(Call(Method.RUNTIME_REMOVE, {"lineage": lineage}, "stop the runtime and remove it", downtime="refuse"))
+    return comparison.change(
+        "delete",
+        "asked for" if comparison.context.mode == "destroy" else "the host is not in sb.yml any more",
+        calls=calls,
+        leaves=leaf_changes(fields_for_reader(recorded.spec), None),
+        blast_radius=action_radius("runtime", "delete"),
+        blocked=by_hand,
+    )
+
+
+def _started_by_hand(comparison: Comparison) -> Blocked:
+    return Blocked(
+        "runtime.started_by_hand",
+        f"the runtime on {comparison.subject.host} was started by hand (sbctl-runtime serve --config): its own file rules it",
+        "stop it, then plan again",
+    )
+
+
+def _not_replaceable(host: str) -> Blocked:
+    return Blocked(
+        "runtime.not_replaceable",
+        "a runtime is updated in place, never replaced",
+        f"leave out --replace; to start over, run destroy --target runtime.{host} and apply",
+    )

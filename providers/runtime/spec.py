@@ -1,0 +1,87 @@
+"""Desired: version, configuration, trust and admin password of each host's runtime. The password is a reference and a fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from providers.resource import desired_resource
+from sbctl import __version__
+from sbctl.base.ids import Address
+from sbctl.base.limits import GIB
+from sbctl.base.truths import Desired
+from sbctl.config.compiled import CompiledConfig, CompiledHost
+from sbctl.node.messages import RuntimeConfig
+
+__all__ = ["desired", "fields_for_reader", "restored", "runtime_config"]
+
+_IDENTITY = ("schema_version", "lineage", "host")
+"""Fields of the configuration that are the host's own and never differ between two versions of a spec."""
+
+
+def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
+    """What the host's `runtime.json` will say, in full: a field that sb.yml leaves out has its default written out."""
+    proxy, model_host = host.proxy, host.model_host
+    budget_gib = model_host.cache.budget_gib
+    return RuntimeConfig(
+        lineage=config.lineage,
+        host=host.name,
+        labels=dict(host.labels),
+        http_bind_address=proxy.bind_address,
+        http_bind_port=proxy.http_bind_port,
+        admin_enabled=proxy.admin.enabled,
+        admin_bind=proxy.admin.bind,
+        admin_port=proxy.admin.port,
+        admin_username=proxy.admin.username,
+        authority=model_host.authority,
+        cache_directory=model_host.cache.directory,
+        cache_budget_bytes=None if budget_gib is None else max(1, round(budget_gib * GIB)),
+        max_resident_models=model_host.cache.max_resident_models,
+        max_parallel_prepares=model_host.max_parallel_prepares,
+        safety_margin=model_host.safety_margin,
+        shutdown_deadline_ms=model_host.shutdown_deadline_ms,
+        handoff_timeout_ms=model_host.handoff_timeout_ms,
+    )
+
+
+def desired(config: CompiledConfig) -> Iterator[Desired]:
+    signers = dict(config.signers or {})
+    for host in config.hosts.values():
+        password = host.admin_password
+        spec = {
+            "version": config.runtime_version or __version__,
+            "python": host.python,
+            "config": runtime_config(config, host).model_dump(mode="json"),
+            "trust": {"signers": signers, "key_epoch": config.key_epoch},
+            "admin_password": None
+            if password is None
+            else {"reference": password.reference, "fingerprint": password.fingerprint},
+        }
+        after = frozenset({Address("host", host.name)})
+        yield desired_resource(config, host, Address("runtime", host.name), spec, after=after)
+
+
+def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are compared, flat, as the reader knows them. How Python is found is not one: it matters at the next install only."""
+    fields = {name: value for name, value in spec["config"].items() if name not in _IDENTITY}
+    password = spec["admin_password"]
+    return {
+        "version": spec["version"],
+        **fields,
+        "signers": spec["trust"]["signers"],
+        "key_epoch": spec["trust"]["key_epoch"],
+        "admin_password": None if password is None else password["fingerprint"] or password["reference"],
+    }
+
+
+def restored(snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A rollback keeps today's signers: what was revoked since stays revoked, and who was added can still sign.
+
+    An old password cannot come back either: its reference is resolved today, so an old fingerprint would be a lie.
+    """
+    password = snapshot_spec["admin_password"]
+    today = recorded_spec["admin_password"]
+    if password is not None:
+        same = today is not None and today["reference"] == password["reference"]
+        password = today if same else {**password, "fingerprint": None}
+    return {**snapshot_spec, "trust": recorded_spec["trust"], "admin_password": password}
