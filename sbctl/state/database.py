@@ -19,8 +19,17 @@ from sbctl.base.errors import DurabilityUnknownError, LockedError, SbctlError, S
 from sbctl.state import refusals
 from sbctl.state.location import StatePaths, regular_file_size
 from sbctl.state.migrations import APPLICATION_ID, MIGRATIONS, migrate
+from sbctl.state.rows import TABLES
 
-__all__ = ["BUSY_TIMEOUT_MS", "open_reader", "open_writer", "sqlite_error", "translated", "use_connection"]
+__all__ = [
+    "BUSY_TIMEOUT_MS",
+    "SQLITE_ERRORS",
+    "open_reader",
+    "open_writer",
+    "sqlite_error",
+    "translated",
+    "use_connection",
+]
 
 BUSY_TIMEOUT_MS: Final = 5000
 
@@ -32,6 +41,8 @@ _PRAGMAS: Final = (
     ("cell_size_check", 1),
     ("mmap_size", 0),  # a file cut under a mapping would be a SIGBUS
 )
+
+_IMMUTABLE: Final = "mode=ro&immutable=1"
 
 CONNECTION: type[sqlite3.Connection] = sqlite3.Connection
 
@@ -56,7 +67,11 @@ _ERRNO: Final = {
 }
 
 
-def sqlite_error(error: sqlite3.Error, paths: StatePaths) -> SbctlError:
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What the library raises; the second one when a damaged schema gives its own message bytes that are no text."""
+
+
+def sqlite_error(error: Exception, paths: StatePaths) -> SbctlError:
     """The error for the reader behind one of SQLite's."""
     extended = getattr(error, "sqlite_errorcode", None) or 0
     primary = extended & 0xFF
@@ -80,7 +95,7 @@ def translated(paths: StatePaths) -> Iterator[None]:
     """SQLite's errors leave the block as ours."""
     try:
         yield
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         raise sqlite_error(error, paths) from error
 
 
@@ -123,21 +138,30 @@ def _check_identity(connection: sqlite3.Connection, paths: StatePaths) -> int:
     """The format number of a file that is ours. Raises StateError by name."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if application_id != APPLICATION_ID:
-        raise (
-            refusals.empty(paths)
-            if tables == 0
-            else refusals.foreign(paths, "the file is another program's SQLite database")
-        )
+        if not tables:
+            raise refusals.empty(paths)
+        raise refusals.foreign(paths, "the file is another program's SQLite database")
     if version > len(MIGRATIONS):
         raise refusals.too_new(paths, version, len(MIGRATIONS))
-    if version < 1 or tables == 0:
-        raise refusals.corrupt(paths, "the tables are gone")
-    (journal_mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    if journal_mode not in ("wal", "off"):
-        raise refusals.corrupt(paths, f"the journal mode is {journal_mode}, not wal")
+    if version < 1 or (version == len(MIGRATIONS) and not tables >= {"head", *TABLES}):
+        raise refusals.corrupt(paths, "a table is gone")
+    _refuse_cut_page(connection, paths)
     return int(version)
+
+
+def _refuse_cut_page(connection: sqlite3.Connection, paths: StatePaths) -> None:
+    """SQLite reads what is missing of the last page as zeros; unless the log is about to write that page, the file was cut."""
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    if not regular_file_size(paths.write_ahead_log) and (regular_file_size(paths.database) or 0) % page_bytes:
+        raise refusals.corrupt(paths, "the file ends in the middle of a page")
+
+
+def _require_log(connection: sqlite3.Connection, paths: StatePaths) -> None:
+    (journal_mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if journal_mode != "wal":
+        raise refusals.corrupt(paths, f"the journal mode is {journal_mode}, not wal")
 
 
 def _require_file(paths: StatePaths) -> None:
@@ -152,7 +176,7 @@ def _reader_mode(paths: StatePaths) -> str:
     """On a read-only filesystem SQLite needs telling that nobody writes, unless a log is there to be read too."""
     if os.access(paths.directory, os.W_OK):
         return "mode=rw"
-    return "mode=ro" if regular_file_size(paths.write_ahead_log) else "mode=ro&immutable=1"
+    return "mode=ro" if regular_file_size(paths.write_ahead_log) else _IMMUTABLE
 
 
 def _in_memory_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
@@ -168,10 +192,14 @@ def open_reader(paths: StatePaths) -> Iterator[sqlite3.Connection]:
     """A connection inside one read transaction, in today's format. Raises StateError by name, SbctlError."""
     _require_file(paths)
     with translated(paths):
-        connection = connect(paths.database, _reader_mode(paths))
+        mode = _reader_mode(paths)
+        connection = connect(paths.database, mode)
         try:
             apply_pragmas(connection)
-            if _check_identity(connection, paths) < len(MIGRATIONS):
+            version = _check_identity(connection, paths)
+            if mode != _IMMUTABLE:
+                _require_log(connection, paths)
+            if version < len(MIGRATIONS):
                 previous, connection = connection, _in_memory_copy(connection)
                 previous.close()
             connection.execute("BEGIN")
@@ -189,6 +217,7 @@ def open_writer(paths: StatePaths) -> sqlite3.Connection:
         try:
             apply_pragmas(connection)
             version = _check_identity(connection, paths)
+            _require_log(connection, paths)
             if version < len(MIGRATIONS):
                 keep_copy(connection, paths, paths.directory / f"state.db.v{version}")
                 migrate(connection, MIGRATIONS)

@@ -63,7 +63,7 @@ def snapshot(rows: Rows, paths: StatePaths, serial: int) -> StateSnapshot:
     """Raises InputError `state.no_snapshot` naming the serials that have one."""
     body = rows.get("snapshots", serial)
     if body is None:
-        kept = list(rows.serials("snapshots"))
+        kept = [key for key, _ in rows.scan("snapshots")]  # proves that it was never there, or went by retention
         known = f"serials {kept[0]} to {kept[-1]} have one" if kept else "no run has finished yet"
         raise InputError(
             "state.no_snapshot",

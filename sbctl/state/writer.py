@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 
 from sbctl.base.errors import DurabilityUnknownError
-from sbctl.state.database import durability_unknown, open_writer, sqlite_error, translated
+from sbctl.state.database import SQLITE_ERRORS, durability_unknown, open_writer, sqlite_error, translated
 from sbctl.state.fence import Fence, check_fence, read_fence, write_fence
 from sbctl.state.holding import clear_holder, write_holder
 from sbctl.state.location import StatePaths
@@ -71,7 +71,7 @@ class Writer:
                 head = rows.write_head()
             except BaseException as error:
                 self._roll_back()
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, SQLITE_ERRORS):
                     raise sqlite_error(error, self._paths) from error
                 raise
             self._commit()
