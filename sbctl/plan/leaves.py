@@ -25,6 +25,7 @@ LEAF_MAX_CHARS: Final = 4096
 LEAF_MAX_ITEMS: Final = 200
 
 _ID_KEYS: Final = ("id", "name", "path", "filename")
+_ENOUGH: Final = LEAF_MAX_COUNT + 1
 _NO_REASONS: Final[Mapping[str, str]] = {}
 
 _Path = tuple[str | int, ...]
@@ -38,12 +39,11 @@ def leaf_changes(
     `reasons` gives a sentence by path glob, the first match wins. A list of single values is one leaf; a list of objects that all
     carry the same kind of id is compared by it. `after` may hold Unknown anywhere.
     """
-    pairs = sorted(
-        ((join_path(path), was, now) for path, was, now in _differences(before, after)), key=lambda pair: pair[0]
-    )
+    found = _differences(before, after)
+    pairs = sorted(((join_path(path), was, now) for path, was, now in found), key=lambda pair: pair[0])
     leaves = [Leaf(path, _shown(was), _shown(now), _reason(path, reasons)) for path, was, now in pairs[:LEAF_MAX_COUNT]]
     if len(pairs) > LEAF_MAX_COUNT:
-        leaves.append(Leaf("", None, None, f"{len(pairs) - LEAF_MAX_COUNT} or more further values differ"))
+        leaves.append(Leaf("", None, None, f"more values differ than the {LEAF_MAX_COUNT} listed"))
     return tuple(leaves)
 
 
@@ -52,20 +52,20 @@ def _reason(path: str, reasons: Mapping[str, str]) -> str:
 
 
 def _differences(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[tuple[_Path, Any, Any]]:
-    enough = LEAF_MAX_COUNT + 1
     if before is None or after is None:
-        one_side = _bounded(before if after is None else after)
-        flat = islice(_flat((), one_side), enough)
-        return [(path, value, None) if after is None else (path, None, value) for path, value in flat]
-    was, now = _pruned(_bounded(before), _bounded(after))
-    return list(islice(_compared(was, now), enough)) if was or now else []
+        one_side = _flat((), _bounded(before if after is None else after))
+        return [
+            (path, value, None) if after is None else (path, None, value) for path, value in islice(one_side, _ENOUGH)
+        ]
+    was, now = _Pruning().pruned(_bounded(before), _bounded(after))
+    return list(_compared(was, now)) if was or now else []
 
 
 def _compared(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[_Path, Any, Any]]:
     """deepdiff's findings as (path, before, after), whole added and removed branches spread into their values."""
     from deepdiff import DeepDiff
 
-    found = DeepDiff(was, now, view="tree", ignore_private_variables=False, verbose_level=0)
+    found = DeepDiff(was, now, view="tree", ignore_private_variables=False, verbose_level=0, threshold_to_diff_deeper=0)
     for kind, levels in found.items():
         for level in levels:
             path = tuple(level.path(output_format="list"))
@@ -77,31 +77,44 @@ def _compared(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[
                 yield path, level.t1, level.t2
 
 
-def _pruned(was: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both sides without what they share. Depth is bounded by `_bounded`."""
-    left: dict[str, Any] = {}
-    right: dict[str, Any] = {}
-    for key in was.keys() | now.keys():
-        if key not in now:
-            left[key] = was[key]
-        elif key not in was:
-            right[key] = now[key]
-        elif not _same(was[key], now[key]):
-            left[key], right[key] = _pruned_pair(was[key], now[key])
-    return left, right
+class _Pruning:
+    """Both sides without what they share; when enough differs, the rest is left out. Depth is bounded by `_bounded`."""
 
+    def __init__(self) -> None:
+        self._room = _ENOUGH
 
-def _pruned_pair(was: Any, now: Any) -> tuple[Any, Any]:
-    """Two different values; what is one value for the reader is wrapped, so that deepdiff does not look inside."""
-    if isinstance(was, list) and isinstance(now, list):
-        key = next((key for key in _ID_KEYS if _keyed_by(was, key) and _keyed_by(now, key)), None)
-        if key is not None:
-            return _pruned({item[key]: item for item in was}, {item[key]: item for item in now})
-        if _nested(was) and _nested(now) and max(len(was), len(now)) <= LEAF_MAX_ITEMS:
-            return was, now
-    if isinstance(was, dict) and isinstance(now, dict):
-        return _pruned(was, now)
-    return _Whole(was), _Whole(now)
+    def pruned(self, was: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        left: dict[str, Any] = {}
+        right: dict[str, Any] = {}
+        for key in sorted(was.keys() | now.keys()):
+            if self._room <= 0:
+                break
+            if key not in now:
+                left[key] = was[key]
+                self._take(was[key])
+            elif key not in was:
+                right[key] = now[key]
+                self._take(now[key])
+            elif not _same(was[key], now[key]):
+                left[key], right[key] = self._pair(was[key], now[key])
+        return left, right
+
+    def _pair(self, was: Any, now: Any) -> tuple[Any, Any]:
+        """Two different values; what is one value for the reader is wrapped, so that deepdiff does not look inside."""
+        if isinstance(was, list) and isinstance(now, list):
+            key = next((key for key in _ID_KEYS if _keyed_by(was, key) and _keyed_by(now, key)), None)
+            if key is not None:
+                return self.pruned({item[key]: item for item in was}, {item[key]: item for item in now})
+            if _nested(was) and _nested(now) and max(len(was), len(now)) <= LEAF_MAX_ITEMS:
+                self._take(was)
+                return was, now
+        if isinstance(was, dict) and isinstance(now, dict):
+            return self.pruned(was, now)
+        self._room -= 1
+        return _Whole(was), _Whole(now)
+
+    def _take(self, branch: Any) -> None:
+        self._room -= sum(1 for _ in islice(_flat((), branch), _ENOUGH))
 
 
 class _Whole(str):
