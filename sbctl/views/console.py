@@ -19,7 +19,18 @@ from rich.text import Text
 from sbctl.base.display import display_safe
 from sbctl.base.strict_json import dump_pretty
 
-__all__ = ["SCHEMA_VERSION", "envelope", "line_width", "note", "print_json", "result", "stderr_console", "talk"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "ask_yes",
+    "envelope",
+    "line_width",
+    "note",
+    "print_json",
+    "print_plain",
+    "result",
+    "stderr_console",
+    "talk",
+]
 
 SCHEMA_VERSION: Final = 1
 """Of every JSON result on stdout."""
@@ -49,6 +60,17 @@ def note(text: str) -> None:
 def print_json(command: str, body: Mapping[str, Any]) -> None:
     """Print a command's result as JSON on stdout."""
     _write(dump_pretty(envelope(command, body)), sys.stdout)
+
+
+def print_plain(text: str) -> None:
+    """Print finished text on stdout as it is: markdown, schemas, documents."""
+    _write(text, sys.stdout)
+
+
+def ask_yes(question: str) -> bool:
+    """Ask on stderr, read one line of stdin; only `yes` or `y` means yes. The caller has made sure that somebody is there."""
+    _write(display_safe(question), sys.stderr)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def envelope(command: str, body: Mapping[str, Any]) -> dict[str, Any]:

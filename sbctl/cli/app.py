@@ -1,0 +1,32 @@
+"""The command tree. Commands import what they need when they run, so that `--help` and completion stay quick."""
+
+from __future__ import annotations
+
+import typer
+
+from sbctl.cli.commands import (
+    applying,
+    bundles,
+    configuration,
+    inspecting,
+    keys,
+    planning,
+    running,
+    state,
+)
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="sbctl",
+    help="Run large language models on your own machines: sb.yml says what, plan shows it, apply makes it so.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (configuration, planning, applying, inspecting, running):
+    group.register(app)
+app.add_typer(state.app, name="state", help="The recorded truth: look, repair, share.")
+app.add_typer(keys.app, name="key", help="Who may sign what should run.")
+app.add_typer(bundles.app, name="bundle", help="Signed desired state, as hosts get it.")

@@ -1,0 +1,202 @@
+"""Carrying a plan out for a user: lock, plan, show, ask, sign, execute, tell. What `apply`, `destroy` and `rollback` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from providers.registry import PROVIDERS
+from sbctl.apply.cancellation import Cancellation, SignalWatch
+from sbctl.apply.events import EventSink
+from sbctl.apply.executor import execute
+from sbctl.apply.outcome import ApplyOptions, ApplyResult
+from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.fs import read_bounded
+from sbctl.base.limits import PLAN_MAX_BYTES
+from sbctl.base.secret import Secret
+from sbctl.cli.fleet_setup import ensure_signer, ensure_state
+from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned
+from sbctl.cli.services import OperatorServices
+from sbctl.cli.signing import Signer
+from sbctl.cli.workspace import Workspace
+from sbctl.config.secrets import SecretResolver
+from sbctl.plan.model import Plan
+from sbctl.plan.policy import Limits, refusals
+from sbctl.plan.saved_plan import PLAN_PAYLOAD_TYPE, SavedPlan, check_saved, read_saved
+from sbctl.plan.selection import effective_desired
+from sbctl.provider import NodeSession
+from sbctl.remote.session import open_session
+from sbctl.state.operator import lock_info, run_info
+from sbctl.trust.envelope import open_envelope
+
+__all__ = ["ApplyRequest", "apply", "open_saved_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRequest:
+    """What the user asked for. `saved`: carry out exactly that plan."""
+
+    command: str
+    plan: PlanRequest
+    limits: Limits = field(default_factory=Limits)
+    saved: SavedPlan | None = None
+    assume_yes: bool = False
+    fail_fast: bool = False
+    lock_timeout_s: float = 0.0
+
+
+def open_saved_plan(workspace: Workspace, path: Path, *, verify: bool) -> SavedPlan:
+    """A plan file, its signature checked against the fleet's signers (`show` of a foreign plan may skip that).
+
+    Raises InputError `plan.invalid`, RefusedError `envelope.bad_signature`, `plan.edited`.
+    """
+    text = read_bounded(path, max_bytes=PLAN_MAX_BYTES * 2).decode("utf-8", "replace")
+    if verify:
+        signers = dict(workspace.require_state().signers) or dict(workspace.config.signers or {})
+        payload = open_envelope(text, PLAN_PAYLOAD_TYPE, signers, max_bytes=PLAN_MAX_BYTES).payload
+    else:
+        from sbctl.trust.envelope import unverified_payload
+
+        payload = unverified_payload(text, max_bytes=PLAN_MAX_BYTES)[1]
+    return read_saved(payload)
+
+
+def apply(
+    workspace: Workspace,
+    request: ApplyRequest,
+    *,
+    show: Callable[[Plan], None],
+    confirm: Callable[[Plan], bool],
+    sink: EventSink,
+) -> tuple[Plan, ApplyResult | None]:
+    """Plan under the lock and carry it out. The result is None when there was nothing to do.
+
+    `show` gets the plan before anything happens, `confirm` decides when nobody said --yes. Raises LockedError, StalePlanError,
+    RefusedError (`plan.*`, `key.*`, `apply.not_confirmed`) before anything is changed.
+    """
+    with workspace.store.lock(
+        lock_info(f"sbctl {request.command}", workspace.environ, workspace.clock), request.lock_timeout_s
+    ):
+        workspace.forget()
+        with planned(workspace, request.plan) as found:
+            if request.saved is not None:
+                _check_saved(workspace, request.saved, found)
+            show(found.plan)
+            for refusal in refusals(found.plan, request.limits):
+                raise refusal.error()
+            if not found.plan.actionable:
+                return found.plan, None
+            if not request.assume_yes and not confirm(found.plan):
+                raise RefusedError(
+                    "apply.not_confirmed",
+                    "nobody said yes, so nothing was changed",
+                    next_step="run it on a terminal and answer yes, or pass --yes",
+                )
+            signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
+            final = found if workspace.state is not None else _on_new_state(workspace, found)
+            return final.plan, _carry_out(workspace, request, final, signer, sink)
+
+
+def _check_saved(workspace: Workspace, saved: SavedPlan, found: Planned) -> None:
+    state = workspace.state
+    check_saved(
+        saved,
+        lineage=state.lineage if state is not None else None,
+        serial=state.serial if state is not None else 0,
+        config_digest=found.inputs.config_digest,
+        catalog_digest=found.inputs.catalog_digest,
+        fresh_plan=found.plan,
+    )
+
+
+def _on_new_state(workspace: Workspace, found: Planned) -> Planned:
+    """The same plan over the lineage, the fingerprint key and the signing key that exist only now."""
+    assert found.config is not None, "only sb.yml can begin a fleet"
+    ensure_state(workspace, found.config.fleet_name)
+    config = workspace.config
+    rebuilt = found.rebuilt(desired=desired_of(config), lineage=workspace.lineage, config_digest=config.digest)
+    return Planned(rebuilt.plan, rebuilt.inputs, rebuilt.observation, config)
+
+
+def _carry_out(
+    workspace: Workspace, request: ApplyRequest, found: Planned, signer: Signer, sink: EventSink
+) -> ApplyResult:
+    wanted = effective_desired(found.inputs, PROVIDERS).desired
+    run = workspace.store.begin_run(run_info(request.command, workspace.environ, workspace.directory), wanted.values())
+    if found.config is not None:
+        workspace.store.set_trust(dict(found.config.signers or {}), found.config.key_epoch)
+    services = OperatorServices(
+        workspace.clock, signer, run.allocate_revision, _secret_resolver(workspace, found), workspace.environ
+    )
+    options = ApplyOptions(
+        parallelism=request.plan.parallelism,
+        fail_fast=request.fail_fast,
+        allow_unreachable=request.plan.allow_unreachable,
+    )
+    cancel = Cancellation()
+    with SignalWatch(cancel):
+        return execute(
+            found.plan,
+            sessions=_Sessions(workspace, found),
+            run=run,
+            providers=PROVIDERS,
+            services=services,
+            options=options,
+            sink=sink,
+            cancel=cancel,
+        )
+
+
+class _Sessions:
+    """The sessions that planning opened, each given out once; asked again for a host, a new one."""
+
+    def __init__(self, workspace: Workspace, found: Planned) -> None:
+        self._workspace = workspace
+        self._found = found
+        self._unused: dict[str, NodeSession] = dict(found.observation.sessions)
+
+    def __call__(self, host: str) -> NodeSession:
+        session = self._unused.pop(host, None)
+        if session is not None and host in self._found.observation.snapshots:
+            return session
+        connection = self._found.plan.hosts[host]
+        config = self._found.config
+        python = config.hosts[host].python if config is not None and host in config.hosts else None
+        return open_session(
+            host, connection, clock=self._workspace.clock, python=python, environ=self._workspace.environ
+        )
+
+
+def _secret_resolver(workspace: Workspace, found: Planned) -> Callable[[str], Secret]:
+    """Secrets of sb.yml; without one (destroy, rollback) only references that need no file."""
+    if found.config is not None:
+        return SecretResolver(found.config, workspace.environ).resolve
+
+    def unavailable(reference: str) -> Secret:
+        raise RefusedError(
+            "secret.no_configuration",
+            f"{reference.partition(':')[0]}: secrets are resolved from sb.yml, and {workspace.file} was not read",
+        )
+
+    return unavailable
+
+
+def earlier_serial(workspace: Workspace, serial: int | None) -> int:
+    """The serial that a rollback goes to: the given one, or that of the run before the current.
+
+    Raises InputError `rollback.nowhere` when there is none.
+    """
+    if serial is not None:
+        return serial
+    current = workspace.require_state().serial
+    earlier = [
+        run.serial
+        for run in workspace.store.history()
+        if run.serial < current and run.status == "applied" and run.info.command in ("apply", "rollback")
+    ]
+    if not earlier:
+        raise InputError(
+            "rollback.nowhere", "there is no earlier serial to go back to", next_step="sbctl state history lists them"
+        )
+    return max(earlier)

@@ -1,0 +1,73 @@
+"""Bundles as files: read, verify, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sbctl.base.clock import rfc3339
+from sbctl.base.digests import canonical_json
+from sbctl.base.errors import InputError
+from sbctl.base.fs import read_bounded, write_atomic
+from sbctl.base.ids import Address
+from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.cli.planning import desired_of
+from sbctl.cli.signing import require_member
+from sbctl.cli.workspace import Workspace
+from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, BundleContent, BundlePayload, TrustSet, content_digest
+from sbctl.trust.envelope import unverified_payload
+from sbctl.trust.verifier import VerifiedBundle, parse_bundle, verify_bundle
+
+__all__ = ["export_bundle", "read_unverified", "verified"]
+
+
+def _text(path: Path) -> str:
+    return read_bounded(path, max_bytes=BUNDLE_MAX_BYTES * 2).decode("utf-8", "replace")
+
+
+def read_unverified(path: Path) -> tuple[BundlePayload, tuple[str, ...]]:
+    """The payload and the claimed key ids, for showing only. Raises InputError."""
+    kind, payload, claimed = unverified_payload(_text(path), max_bytes=BUNDLE_MAX_BYTES)
+    if kind != BUNDLE_PAYLOAD_TYPE:
+        raise InputError("bundle.invalid", "this envelope does not hold a bundle", place=str(path))
+    return parse_bundle(payload), claimed
+
+
+def verified(workspace: Workspace, path: Path, host: str) -> VerifiedBundle:
+    """As `host` would judge it, apart from its fence. Raises RefusedError, InputError."""
+    state = workspace.require_state()
+    trust = TrustSet(lineage=state.lineage, key_epoch=state.key_epoch, signers=dict(state.signers))
+    return verify_bundle(_text(path), trust=trust, scope=host, fence=None, now=workspace.clock.now())
+
+
+def export_bundle(workspace: Workspace, host: str, out: Path) -> int:
+    """Sign and write; returns the revision. Raises InputError `bundle.no_host`, RefusedError `key.*`."""
+    config = workspace.config
+    address = Address("bundle", host)
+    desired = next((one for one in desired_of(config) if one.address == address), None)
+    if desired is None:
+        raise InputError(
+            "bundle.no_host",
+            f"sb.yml asks nothing of a host named {host}",
+            next_step=f"hosts: {', '.join(config.hosts)}",
+        )
+    content = BundleContent.model_validate_json(canonical_json(desired.spec["content"]))
+    key = workspace.signing_key
+    if key is None:
+        from sbctl.base.errors import RefusedError
+
+        raise RefusedError("key.none", "this machine has no signing key", next_step="sbctl key add NAME --generate")
+    signer = require_member(key, dict(config.signers or {}))
+    revisions = workspace.state.revisions if workspace.state is not None else {}
+    payload = BundlePayload(
+        lineage=config.lineage,
+        scope=host,
+        key_epoch=config.key_epoch,
+        revision=revisions.get(host, 0) + 1,
+        issued_at=rfc3339(workspace.clock.now()),
+        catalog_digest=config.catalog_digest,
+        content=content,
+        content_digest=content_digest(content),
+    )
+    envelope = signer.sign(BUNDLE_PAYLOAD_TYPE, canonical_json(payload.model_dump(mode="json")))
+    write_atomic(out.resolve(), envelope.encode() + b"\n", mode=0o644)
+    return payload.revision

@@ -1,0 +1,206 @@
+"""`apply`, `destroy`, `rollback`: making it so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sbctl.base.errors import ExitCode, UsageError
+from sbctl.cli.options import (
+    AllowEmpty,
+    AllowUnreachable,
+    Exclude,
+    File,
+    Format,
+    LockTimeout,
+    MaxBlastRadius,
+    OutputFormat,
+    Parallelism,
+    Replace,
+    Target,
+    Yes,
+)
+
+if TYPE_CHECKING:
+    from sbctl.cli.applying import ApplyRequest
+    from sbctl.cli.workspace import Workspace
+
+__all__ = ["register"]
+
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="After the first failure start nothing more on any host.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(apply)
+    app.command()(destroy)
+    app.command()(rollback)
+
+
+def apply(
+    plan_file: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN]", help="A saved plan: carry out exactly that.")
+    ] = None,
+    file: File = Path("sb.yml"),
+    yes: Yes = False,
+    format: Format = OutputFormat.TEXT,  # noqa: A002 - the option's name
+    target: Target = None,
+    exclude: Exclude = None,
+    replace: Replace = None,
+    max_blast_radius: MaxBlastRadius = None,
+    allow_unreachable: AllowUnreachable = False,
+    allow_empty: AllowEmpty = False,
+    fail_fast: FailFast = False,
+    parallelism: Parallelism = 10,
+    lock_timeout: LockTimeout = 0.0,
+) -> int:
+    """Plan, ask, and make it so. With PLAN: exactly the saved plan, without asking, or exit 5 when anything moved."""
+    from sbctl.cli.applying import ApplyRequest, open_saved_plan
+    from sbctl.cli.planning import PlanRequest, limits_of
+    from sbctl.cli.workspace import Workspace
+
+    workspace = Workspace(file)
+    if plan_file is None:
+        request = PlanRequest(
+            mode="apply",
+            targets=tuple(target or ()),
+            excludes=tuple(exclude or ()),
+            replaces=tuple(replace or ()),
+            allow_unreachable=allow_unreachable,
+            parallelism=parallelism,
+        )
+        saved = None
+    else:
+        if target or exclude or replace:
+            raise UsageError(
+                "usage", "a saved plan is applied as it is: --target, --exclude and --replace belong to `plan --out`"
+            )
+        saved = open_saved_plan(workspace, plan_file, verify=True)
+        request = PlanRequest(
+            mode=saved.mode,
+            targets=saved.targets,
+            excludes=saved.excludes,
+            replaces=saved.replaces,
+            allow_unreachable=saved.allow_unreachable,
+            parallelism=parallelism,
+        )
+    limits = limits_of(max_blast_radius, allow_empty=allow_empty)
+    return _run(
+        workspace,
+        ApplyRequest("apply", request, limits, saved, yes or saved is not None, fail_fast, lock_timeout),
+        as_json=format is OutputFormat.JSON,
+    )
+
+
+def destroy(
+    file: File = Path("sb.yml"),
+    yes: Yes = False,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+    target: Target = None,
+    exclude: Exclude = None,
+    allow_unreachable: AllowUnreachable = False,
+    fail_fast: FailFast = False,
+    parallelism: Parallelism = 10,
+    lock_timeout: LockTimeout = 0.0,
+) -> int:
+    """Remove all that was applied, by what the state recorded; sb.yml is not needed for it."""
+    return _by_state(
+        "destroy", file, yes, format, target, exclude, allow_unreachable, fail_fast, parallelism, lock_timeout
+    )
+
+
+def rollback(
+    serial: Annotated[
+        int | None, typer.Argument(help="A serial of `state history`; without it, the one before the last.")
+    ] = None,
+    file: File = Path("sb.yml"),
+    yes: Yes = False,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+    allow_unreachable: AllowUnreachable = False,
+    fail_fast: FailFast = False,
+    parallelism: Parallelism = 10,
+    lock_timeout: LockTimeout = 0.0,
+) -> int:
+    """Apply the desired state of an old serial as a new one. sb.yml stays as it is, so the next plan says what differs from it."""
+    return _by_state(
+        "rollback", file, yes, format, None, None, allow_unreachable, fail_fast, parallelism, lock_timeout, serial
+    )
+
+
+def _by_state(
+    mode: Literal["destroy", "rollback"],
+    file: Path,
+    yes: bool,
+    format: OutputFormat,  # noqa: A002
+    target: list[str] | None,
+    exclude: list[str] | None,
+    allow_unreachable: bool,
+    fail_fast: bool,
+    parallelism: int,
+    lock_timeout: float,
+    serial: int | None = None,
+) -> int:
+    from sbctl.cli.applying import ApplyRequest, earlier_serial
+    from sbctl.cli.planning import PlanRequest
+    from sbctl.cli.workspace import Workspace
+
+    workspace = Workspace(file)
+    if workspace.state is None and mode == "destroy":
+        from sbctl.views.console import note
+
+        note("nothing to remove: nothing was applied from here")
+        return ExitCode.DONE
+    workspace.require_state()
+    request = PlanRequest(
+        mode=mode,
+        targets=tuple(target or ()),
+        excludes=tuple(exclude or ()),
+        allow_unreachable=allow_unreachable,
+        parallelism=parallelism,
+        rollback_serial=earlier_serial(workspace, serial) if mode == "rollback" else None,
+    )
+    asked = ApplyRequest(mode, request, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
+    return _run(workspace, asked, as_json=format is OutputFormat.JSON)
+
+
+def _run(workspace: Workspace, request: ApplyRequest, *, as_json: bool) -> int:
+    from sbctl.cli.applying import apply as carry_out
+    from sbctl.cli.fleet_setup import interactive
+    from sbctl.plan.model import Plan
+    from sbctl.views.apply_text import print_apply_result
+    from sbctl.views.console import ask_yes, note
+    from sbctl.views.live import event_view
+    from sbctl.views.plan import print_plan
+
+    def show(plan: Plan) -> None:
+        if not as_json:
+            print_plan(plan, request.limits)
+
+    def confirm(plan: Plan) -> bool:
+        return interactive() and ask_yes(_question(plan))
+
+    with event_view(as_json=as_json) as sink:
+        plan, result = carry_out(workspace, request, show=show, confirm=confirm, sink=sink)
+    if result is None:
+        if as_json:
+            print_apply_result(None, as_json=True)
+        return ExitCode.UNREACHABLE if plan.unreachable and not plan.allow_unreachable else ExitCode.DONE
+    print_apply_result(result, as_json=as_json)
+    if result.exit_code in (ExitCode.DONE, ExitCode.DEGRADED) and request.command != "destroy" and not as_json:
+        note(
+            "how to use what runs: sbctl output" + ("" if workspace.file == Path("sb.yml") else f" -f {workspace.file}")
+        )
+    sys.stdout.flush()
+    return result.exit_code
+
+
+def _question(plan: object) -> str:
+    from sbctl.plan.model import Plan
+
+    assert isinstance(plan, Plan)
+    count = len(plan.actionable)
+    verb = {"destroy": "Remove all of this", "rollback": "Roll back"}.get(plan.mode, "Apply")
+    return f"{verb}? {count} changes, blast radius {plan.blast_radius} (yes/no) "

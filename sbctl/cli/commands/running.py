@@ -1,0 +1,31 @@
+"""`run MODEL`: one command to a local endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(run)
+
+
+def run(
+    model: Annotated[str, typer.Argument(help="A model of the catalog, e.g. smollm2-135m-instruct.")],
+    variant: Annotated[str | None, typer.Option("--variant", help="One of its variants.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The public model name.")] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free port.")] = 8080,
+    max_concurrency: Annotated[int, typer.Option("--max-concurrency", min=1, max=64, help="Requests at once.")] = 2,
+    cache_directory: Annotated[Path | None, typer.Option("--cache-dir", help="Where weights are kept.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+) -> int:
+    """Serve one model on this machine until Ctrl-C, then leave nothing but its weights in the cache."""
+    from sbctl.cli.running import RunRequest, run_model
+
+    directory = cache_directory.resolve() if cache_directory is not None else None
+    return run_model(RunRequest(model, variant, name, port, max_concurrency, directory), dry_run=dry_run)

@@ -1,0 +1,48 @@
+"""Where the models of a fleet answer, from what the state recorded."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from sbctl.base.ids import Address
+from sbctl.state.model import StateView
+from sbctl.views.host_views import Endpoint
+
+__all__ = ["endpoints_of"]
+
+_ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+def endpoints_of(state: StateView) -> list[Endpoint]:
+    """One row for each public model of each origin on each host, by host."""
+    rows = []
+    for address, runtime in sorted(state.resources.items()):
+        if address.kind != "runtime":
+            continue
+        config = runtime.spec["config"]
+        bind, port = config["http_bind_address"], config["http_bind_port"]
+        name = runtime.connection.address if bind in _ANYWHERE and runtime.connection.kind == "ssh" else bind
+        host = "127.0.0.1" if name in _ANYWHERE else name
+        base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        bundle = state.resources.get(Address("bundle", address.scope))
+        keys = bool(bundle is not None and bundle.spec["content"]["api_keys"])
+        origins = [
+            (one.name or "", recorded.spec)
+            for one, recorded in sorted(state.resources.items())
+            if one.kind == "origin" and one.scope == address.scope
+        ]
+        for hostname, spec in origins:
+            for model, deployment in sorted(spec["models"].items()):
+                curl = _curl(base_url, hostname if len(origins) > 1 else "", model, needs_key=keys)
+                rows.append(Endpoint(address.scope, base_url, hostname, model, deployment, keys, curl))
+    return rows
+
+
+def _curl(base_url: str, hostname: str, model: str, *, needs_key: bool) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    parts = ["curl", "-s", f"{base_url}/chat/completions", "-H", "content-type: application/json"]
+    if hostname:
+        parts += ["-H", f"host: {hostname}"]
+    line = shlex.join([*parts, "-d", body])
+    return f'{line} -H "authorization: Bearer $API_KEY"' if needs_key else line

@@ -1,0 +1,56 @@
+"""What the first apply (or the first saved plan) of a fleet makes: a signing key, a lineage, the recorded signer set."""
+
+from __future__ import annotations
+
+import sys
+
+from sbctl.base.errors import RefusedError
+from sbctl.cli.signing import KEY_NOT_MADE_YET, Signer, default_key_path, make_key, require_member
+from sbctl.cli.workspace import Workspace
+from sbctl.config.compiled import CompiledConfig
+from sbctl.views.console import ask_yes, note
+
+__all__ = ["ensure_signer", "ensure_state", "interactive", "require_yes"]
+
+
+def interactive() -> bool:
+    """Whether a question can be asked and answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ensure_signer(workspace: Workspace, config: CompiledConfig | None, *, assume_yes: bool) -> Signer:
+    """The operator's key under its listed name; made when the fleet is new and that is allowed.
+
+    Raises RefusedError `key.none`, `key.not_listed`.
+    """
+    signers = dict(config.signers or {}) if config is not None else dict(workspace.require_state().signers)
+    key = workspace.signing_key
+    if key is None:
+        recorded = workspace.state is not None and bool(workspace.state.signers)
+        declared = recorded or KEY_NOT_MADE_YET not in signers.values()
+        key = make_key(workspace.environ, declared=declared, interactive=interactive(), assume_yes=assume_yes)
+        workspace.__dict__["signing_key"] = key
+        note(
+            f"made a signing key: {default_key_path()} (keep a copy; bundles and plans of this fleet are signed with it)"
+        )
+        note(f"to list it in sb.yml: fleet: {{trust: {{signers: {{{workspace.operator_name}: {key.public_text!r}}}}}}}")
+    signers = {name: key.public_text if text == KEY_NOT_MADE_YET else text for name, text in signers.items()}
+    return require_member(key, signers)
+
+
+def ensure_state(workspace: Workspace, fleet_name: str) -> None:
+    """Create the state of a new fleet. The caller holds the lock."""
+    if workspace.state is None:
+        workspace.store.create(fleet_name)
+        workspace.forget()
+
+
+def require_yes(question: str, *, assume_yes: bool) -> None:
+    """Ask on the terminal. Raises RefusedError `apply.not_confirmed` for anything but yes, and where nobody can answer."""
+    if assume_yes or (interactive() and ask_yes(question)):
+        return
+    raise RefusedError(
+        "apply.not_confirmed",
+        "nobody said yes, so nothing was changed",
+        next_step="run it on a terminal and answer yes, or pass --yes",
+    )

@@ -1,0 +1,88 @@
+"""The entry point: one call, one exit code.
+
+Every command returns an `ExitCode`; every error becomes a rendered SbctlError and its family's code. Wrong usage is 64, never 2: a typo
+must not read as "there are changes". A closed stdout ends quietly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+
+from sbctl.base.errors import ExitCode
+
+__all__ = ["main"]
+
+
+def _guard_installation() -> None:
+    """`providers` is a plain name; a stranger's package of that name must not be taken for ours."""
+    import providers
+    from sbctl import __version__
+
+    ours = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    theirs = os.path.dirname(os.path.realpath(providers.__file__ or ""))
+    if os.path.dirname(theirs) != os.path.dirname(ours) or getattr(providers, "SBCTL_API", None) != __version__:
+        from sbctl.base.errors import RefusedError
+
+        raise RefusedError(
+            "installation.shadowed",
+            "another Python package named `providers` stands where sbctl's own belongs",
+            place=theirs,
+            next_step="install sbctl-fleet in an environment of its own (uv tool install, pipx, or a virtualenv)",
+        )
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from typer._click.exceptions import UsageError as TyperUsageError
+
+    from sbctl.base.errors import SbctlError
+    from sbctl.cli.app import app
+
+    try:
+        _guard_installation()
+        result = app(args=list(arguments), prog_name="sbctl", standalone_mode=False)
+        return int(result) if isinstance(result, int) else int(ExitCode.DONE)
+    except TyperUsageError as error:
+        from sbctl.views.failure import print_usage_error
+
+        print_usage_error(error.format_message(), error.ctx.command_path if error.ctx else "sbctl")
+        return int(ExitCode.USAGE)
+    except SbctlError as error:
+        from sbctl.views.failure import print_failure
+
+        print_failure(error, as_json=_wants_json(arguments))
+        return int(error.exit_code)
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    return "--format=json" in arguments or any(pair == ("--format", "json") for pair in itertools.pairwise(arguments))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code; prints what went wrong on stderr."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given in (["version"], ["--version"]):
+        from sbctl import __version__
+
+        sys.stdout.write(f"sbctl {__version__}\n")
+        return int(ExitCode.DONE)
+    try:
+        code = _run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug is said to be one, without locals or values
+        from sbctl.views.failure import print_bug
+
+        print_bug(error)
+        return int(ExitCode.FAILED)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""From a workspace to a plan: read, observe, compare. What `plan`, `apply`, `destroy`, `drift` and `rollback` share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from providers.registry import PROVIDERS
+from sbctl.base.clock import rfc3339
+from sbctl.base.connection import Connection
+from sbctl.base.display import plural
+from sbctl.base.errors import SbctlError
+from sbctl.base.truths import Desired
+from sbctl.cli.workspace import Workspace
+from sbctl.config.compiled import CompiledConfig
+from sbctl.plan.build import build_plan
+from sbctl.plan.inputs import PlanInputs
+from sbctl.plan.model import BlastRadius, Plan, PlanMode
+from sbctl.plan.policy import Limits
+from sbctl.remote.observe import FleetObservation, observe_fleet
+
+__all__ = ["PlanRequest", "Planned", "desired_of", "limits_of", "plan_against", "planned"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What the user asked for, by the shared flags."""
+
+    mode: PlanMode = "apply"
+    targets: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
+    refresh: bool = True
+    allow_unreachable: bool = False
+    parallelism: int = 10
+    rollback_serial: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with what it was made from, so that `apply` can go on from here."""
+
+    plan: Plan
+    inputs: PlanInputs
+    observation: FleetObservation
+    config: CompiledConfig | None = field(default=None)
+
+    def rebuilt(self, **changes: object) -> Planned:
+        """The same observations compared again with other inputs."""
+        inputs = replace(self.inputs, **changes)  # type: ignore[arg-type]
+        return replace(self, inputs=inputs, plan=build_plan(inputs, PROVIDERS))
+
+
+def limits_of(radius: str | None, *, allow_empty: bool = False) -> Limits:
+    """What the user allows, from the command line's words."""
+    return Limits(None if radius is None else BlastRadius.parse(radius), allow_empty)
+
+
+def desired_of(config: CompiledConfig) -> tuple[Desired, ...]:
+    """All that sb.yml asks for, of every kind."""
+    return tuple(desired for provider in PROVIDERS.values() for desired in provider.desired(config))
+
+
+def _desired(workspace: Workspace, request: PlanRequest) -> tuple[tuple[Desired, ...], CompiledConfig | None]:
+    if request.mode == "destroy":
+        return (), None
+    if request.mode == "drift":
+        return (), None
+    if request.mode == "rollback":
+        snapshot = workspace.store.snapshot(request.rollback_serial or 0)
+        return tuple(snapshot.desired), None
+    config = workspace.config
+    return desired_of(config), config
+
+
+def _connections(
+    workspace: Workspace, config: CompiledConfig | None, desired: Sequence[Desired]
+) -> dict[str, Connection]:
+    """Hosts that sb.yml names, by what it says; hosts only the state knows, by what it recorded."""
+    hosts: dict[str, Connection] = {}
+    if workspace.state is not None:
+        for recorded in workspace.state.resources.values():
+            hosts.setdefault(recorded.host, recorded.connection)
+    for wanted in desired:
+        hosts[wanted.host] = wanted.connection
+    if config is not None:
+        for name, host in config.hosts.items():
+            hosts[name] = host.connection
+    return dict(sorted(hosts.items()))
+
+
+def _header(workspace: Workspace, config: CompiledConfig | None, observation: FleetObservation) -> Mapping[str, str]:
+    """For the reader: which fleet, who applied last, how many hosts answered."""
+    state = workspace.state
+    fleet = config.fleet_name if config is not None else state.fleet_name if state is not None else ""
+    asked = len(observation.snapshots) + len(observation.unreachable)
+    header = {"fleet": fleet, "state": "nothing applied yet"}
+    if asked:
+        header["observed"] = f"{plural(asked, 'host')} observed in {observation.seconds:.1f} s"
+    if state is not None and state.last_run is not None:
+        run = state.last_run
+        header["applied_at"] = rfc3339(run.finished_at or run.started_at)
+        header["applied_by"] = run.info.operator
+        commit = f" ({run.info.commit[:7]})" if run.info.commit else ""
+        header["state"] = (
+            f"serial {state.serial}, {run.info.command} {header['applied_at']} by {run.info.operator}{commit}"
+        )
+    return header
+
+
+@contextlib.contextmanager
+def planned(workspace: Workspace, request: PlanRequest) -> Iterator[Planned]:
+    """Plan, and keep the sessions to the hosts open until the block ends."""
+    desired, config = _desired(workspace, request)
+    state = workspace.state
+    hosts = _connections(workspace, config, desired)
+    with observe_fleet(
+        hosts if request.refresh else {},
+        clock=workspace.clock,
+        max_parallel=request.parallelism,
+        pythons={name: host.python for name, host in config.hosts.items() if host.python}
+        if config is not None
+        else None,
+        environ=workspace.environ,
+    ) as observation:
+        inputs = PlanInputs(
+            mode=request.mode,
+            desired=desired,
+            recorded=dict(state.resources) if state is not None else {},
+            snapshots=dict(observation.snapshots),
+            unreachable={host: _why(error) for host, error in observation.unreachable.items()},
+            hosts=hosts,
+            lineage=workspace.lineage,
+            serial=state.serial if state is not None else 0,
+            config_digest=config.digest if config is not None else "",
+            catalog_digest=config.catalog_digest if config is not None else "",
+            now=workspace.clock.now(),
+            targets=request.targets,
+            excludes=request.excludes,
+            replaces=request.replaces,
+            allow_unreachable=request.allow_unreachable,
+            prevent_destroy=config.prevent_destroy if config is not None else (),
+            header=_header(workspace, config, observation),
+            refresh=request.refresh,
+        )
+        yield Planned(build_plan(inputs, PROVIDERS), inputs, observation, config)
+
+
+def _why(error: SbctlError) -> str:
+    return f"{error.message}. {error.next_step}" if error.next_step else error.message
+
+
+def plan_against(workspace: Workspace, base_file: Path) -> Plan:
+    """Two files compared offline: no host and no state is touched. Raises ConfigError for either."""
+    proposed = workspace.config
+    base = Workspace(base_file, workspace.environ, workspace.clock).loaded
+    before = desired_of(
+        replace(base, lineage=proposed.lineage, signers=base.signers or proposed.signers, key_epoch=proposed.key_epoch)
+    )
+    inputs = PlanInputs.against(before, desired_of(proposed), proposed, workspace.clock.now())
+    header = {"fleet": proposed.fleet_name, "state": f"against {base_file}"}
+    return build_plan(replace(inputs, header=header), PROVIDERS)

@@ -1,0 +1,73 @@
+"""What a step may need from the operator's machine: wheels, weights to push, signatures, revisions, secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_dir
+
+from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.artifacts.pull import pull
+from sbctl.base.clock import Clock
+from sbctl.base.secret import Secret
+from sbctl.cli.signing import Signer
+from sbctl.provider import Progress
+from sbctl.remote.wheelhouse import Wheelhouse
+
+__all__ = ["OperatorServices", "operator_cache"]
+
+
+def operator_cache() -> Path:
+    """Where this machine keeps what it fetched in order to deliver it."""
+    return Path(user_cache_dir("sbctl")) / "operator"
+
+
+class OperatorServices:
+    """One of these serves all hosts of a run; hosts run in threads, so fetching the same thing twice is prevented by a lock a kind."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        signer: Signer,
+        allocate_revision: Callable[[str], int],
+        resolve_secret: Callable[[str], Secret],
+        environ: Mapping[str, str],
+    ) -> None:
+        self.clock = clock
+        self._signer = signer
+        self._allocate_revision = allocate_revision
+        self._resolve_secret = resolve_secret
+        self._wheelhouse = Wheelhouse(operator_cache(), environ)
+        self._artifacts = ArtifactCache(operator_cache() / "artifacts", clock)
+        self._wheels_lock = threading.Lock()
+        self._artifacts_lock = threading.Lock()
+
+    def wheelhouse(self, arch: str, libc: str, python_version: str, progress: Progress) -> Mapping[str, Path]:
+        with self._wheels_lock:
+            return self._wheelhouse.ensure(arch, libc, python_version, progress)
+
+    def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
+        with self._wheels_lock:
+            return self._wheelhouse.pinned_wheel(project, version, filename, sha256, progress)
+
+    def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
+        artifact = ArtifactFacts.model_validate_json(
+            ArtifactFacts.model_validate(dict(facts), strict=False).model_dump_json()
+        )
+        with self._artifacts_lock:
+            asyncio.run(pull(self._artifacts, artifact, progress=progress))
+        return {file.sha256: self._artifacts.blob_path(file.sha256) for file in artifact.files}
+
+    def sign(self, payload_type: str, payload: bytes) -> str:
+        return self._signer.sign(payload_type, payload)
+
+    def next_revision(self, scope: str) -> int:
+        return self._allocate_revision(scope)
+
+    def secret(self, reference: str) -> Secret:
+        return self._resolve_secret(reference)

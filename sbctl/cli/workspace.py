@@ -1,0 +1,104 @@
+"""What a command works on: one sb.yml, the state beside it, the environment, the clock."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from sbctl.base.clock import SYSTEM_CLOCK, Clock
+from sbctl.base.errors import InputError
+from sbctl.base.secret import Secret, keyed_fingerprint
+from sbctl.cli.signing import KEY_NOT_MADE_YET, find_key
+from sbctl.config.compiled import CompiledConfig
+from sbctl.config.load import load
+from sbctl.state.model import StateView
+from sbctl.state.store import StateStore
+from sbctl.trust.keys import SigningKey
+
+__all__ = ["Workspace"]
+
+
+@dataclass
+class Workspace:
+    """Lazily read, then fixed: two questions in one command get one answer. `forget` is the only way to a newer reading."""
+
+    file: Path
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    clock: Clock = SYSTEM_CLOCK
+
+    @cached_property
+    def store(self) -> StateStore:
+        return StateStore(self.directory / ".sbctl", self.clock)
+
+    @property
+    def directory(self) -> Path:
+        return self.file.resolve().parent
+
+    @cached_property
+    def state(self) -> StateView | None:
+        """The recorded truth; None only where nothing was ever recorded."""
+        return self.store.read() if self.store.exists() else None
+
+    def forget(self) -> None:
+        """Read state and configuration anew at the next question."""
+        for name in ("state", "lineage", "loaded", "config"):
+            self.__dict__.pop(name, None)
+
+    def require_state(self) -> StateView:
+        """Raises InputError `state.none` where nothing was ever applied."""
+        if self.state is None:
+            raise InputError(
+                "state.none",
+                "nothing was applied from here yet: there is no state",
+                place=str(self.directory / ".sbctl"),
+                next_step="sbctl apply",
+            )
+        return self.state
+
+    @cached_property
+    def lineage(self) -> str:
+        """The fleet's UUID: recorded, or a fresh one that `apply` will record."""
+        return self.state.lineage if self.state is not None else str(uuid.uuid4())
+
+    @cached_property
+    def signing_key(self) -> SigningKey | None:
+        return find_key(self.environ)
+
+    def keyed(self, value: bytes) -> str:
+        """The fingerprint under which plans know a secret. A new fleet has no key yet, so every secret of it is new."""
+        key = self.state.fingerprint_key if self.state is not None else b"new fleet"
+        return keyed_fingerprint(key, Secret(value))
+
+    @cached_property
+    def loaded(self) -> CompiledConfig:
+        """sb.yml, merged and checked; nothing of the state is in it but the key of secret fingerprints. Raises ConfigError."""
+        return load(self.file, environ=self.environ, keyed=self.keyed, clock=self.clock)
+
+    @cached_property
+    def config(self) -> CompiledConfig:
+        """`loaded` with lineage and signers filled in."""
+        return self.with_signers(self.loaded)
+
+    def with_signers(self, loaded: CompiledConfig) -> CompiledConfig:
+        """Declared signers win over recorded ones; a changed set starts the next key epoch."""
+        recorded = dict(self.state.signers) if self.state is not None else {}
+        recorded_epoch = self.state.key_epoch if self.state is not None else 0
+        signers = dict(loaded.signers) if loaded.signers is not None else recorded
+        if not signers:
+            key = self.signing_key
+            signers = {self.operator_name: key.public_text if key is not None else KEY_NOT_MADE_YET}
+        changed = bool(recorded) and signers != recorded
+        return replace(loaded, lineage=self.lineage, signers=signers, key_epoch=recorded_epoch + int(changed))
+
+    @property
+    def operator_name(self) -> str:
+        """The name of the first signer of a fleet that declares none."""
+        name = self.environ.get("SBCTL_OPERATOR") or self.environ.get("USER") or "operator"
+        return (
+            "".join(char if (char.isalnum() and char.isascii()) or char in "._-" else "-" for char in name)[:64]
+            or "operator"
+        )
