@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 
-.PHONY: help run stop test check soak format lock schemas docs clean system-packages
+.PHONY: help run stop test check coverage soak format lock schemas docs clean system-packages
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ check: $(VENV)/.dev ## format, types, imports and unit tests, in under a minute
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo 2>&1 | tail -4
 	@$(BIN)/pytest -q -n 2 tests/unit tests/providers tests/properties tests/attacks
+
+coverage: $(VENV)/.dev ## branch coverage of state, plan, apply, config and trust: at least 95 % each
+	@$(BIN)/python tests/coverage_gate.py
 
 soak: $(VENV)/.dev system-packages ## the long loops, with the real engine
 	@$(BIN)/pytest -q -m soak -o timeout=7200 tests
