@@ -12,9 +12,21 @@ from sbctl.base.limits import NODE_CALL_DEADLINE_S
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
 from sbctl.node.snapshot import NodeSnapshot
+from sbctl.plan.leaves import leaf_changes
 from sbctl.plan.model import Action, BlastRadius, Change, DiffContext, Leaf, Observed, Step
 
-__all__ = ["Blocked", "Call", "Comparison", "Downtime", "Retry", "result_of", "transfer_deadline_s", "worst_downtime"]
+__all__ = [
+    "Blocked",
+    "Call",
+    "Comparison",
+    "Downtime",
+    "Retry",
+    "gone_leaves",
+    "new_leaves",
+    "result_of",
+    "transfer_deadline_s",
+    "worst_downtime",
+]
 
 Downtime = Literal["none", "queue", "refuse"]
 Retry = Literal["safe", "read_first", "never"]
@@ -143,6 +155,21 @@ class Comparison:
     def forgotten(self, reason: str) -> Change:
         """The state lets go of it; the host is not touched."""
         return self.change("forget", reason)
+
+
+def new_leaves(fields: Mapping[str, Any]) -> tuple[Leaf, ...]:
+    """Every value of something that appears; what is unset or empty is not news."""
+    return leaf_changes(None, _set(fields))
+
+
+def gone_leaves(fields: Mapping[str, Any]) -> tuple[Leaf, ...]:
+    """Every value of something that disappears."""
+    return leaf_changes(_set(fields), None)
+
+
+def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: _set(value) if isinstance(value, Mapping) else value for name, value in fields.items()}
+    return {name: value for name, value in kept.items() if value is not None and value not in ({}, [])}
 
 
 def worst_downtime(downtimes: Iterable[Downtime]) -> Downtime:

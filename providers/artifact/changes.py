@@ -6,7 +6,7 @@ from typing import Any
 
 from providers.artifact.observe import find_artifact
 from providers.artifact.spec import fields_for_reader
-from providers.comparison import Call, Comparison, transfer_deadline_s
+from providers.comparison import Call, Comparison, gone_leaves, new_leaves, transfer_deadline_s
 from providers.members import artifact_name
 from sbctl.base.display import format_bytes
 from sbctl.base.truths import Desired, Recorded
@@ -63,7 +63,8 @@ def _wanted(comparison: Comparison, desired: Desired) -> Change:
 def _leaves(recorded: Recorded | None, desired: Desired) -> tuple[Leaf, ...]:
     if recorded is not None and recorded.fingerprint == desired.fingerprint:
         return ()
-    return leaf_changes(None if recorded is None else fields_for_reader(recorded.spec), fields_for_reader(desired.spec))
+    wanted = fields_for_reader(desired.spec)
+    return new_leaves(wanted) if recorded is None else leaf_changes(fields_for_reader(recorded.spec), wanted)
 
 
 def _drift(recorded: Recorded | None, artifact: str, state: str) -> tuple[Leaf, ...]:
@@ -86,7 +87,8 @@ def _reason(comparison: Comparison, drift: tuple[Leaf, ...]) -> str:
 
 
 def _notes(comparison: Comparison, facts: dict[str, Any], fetched: bool, ready: bool, total: int) -> tuple[str, ...]:
-    source = f"{facts['source']}@{facts['revision']}" if facts["revision"] else facts["source"]
+    pinned = facts["revision"] and facts["revision"] not in facts["source"]
+    source = f"{facts['source']}@{facts['revision']}" if pinned else facts["source"]
     notes = [", ".join(part for part in (facts["license"], source) if part)]
     if ready:
         notes.append("already in the host's cache")
@@ -128,7 +130,7 @@ def _removed(comparison: Comparison) -> Change:
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "no deployment of this host serves it",
         calls=[_remove(facts)],
-        leaves=leaf_changes(fields_for_reader(recorded.spec), None),
+        leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("artifact", "delete"),
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from providers.bundle.spec import digest_of, own_fields_for_reader
-from providers.comparison import Call, Comparison, transfer_deadline_s, worst_downtime
+from providers.comparison import Call, Comparison, gone_leaves, new_leaves, transfer_deadline_s, worst_downtime
 from sbctl.base.limits import ENGINE_READY_DEADLINE_S, NODE_CALL_DEADLINE_S
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
@@ -111,8 +111,8 @@ def _applied(comparison: Comparison, desired: Desired, situation: _Situation) ->
 def _own_leaves(recorded: Recorded | None, desired: Desired) -> tuple[Leaf, ...]:
     if recorded is not None and recorded.fingerprint == desired.fingerprint:
         return ()
-    before = None if recorded is None else own_fields_for_reader(recorded.spec)
-    return leaf_changes(before, own_fields_for_reader(desired.spec))
+    wanted = own_fields_for_reader(desired.spec)
+    return new_leaves(wanted) if recorded is None else leaf_changes(own_fields_for_reader(recorded.spec), wanted)
 
 
 def _drift(comparison: Comparison, situation: _Situation) -> tuple[Leaf, ...]:
@@ -220,6 +220,6 @@ def _cleared(comparison: Comparison) -> Change:
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "this host serves nothing any more",
         calls=[_clear(comparison)],
-        leaves=leaf_changes(own_fields_for_reader(recorded.spec), None),
+        leaves=gone_leaves(own_fields_for_reader(recorded.spec)),
         blast_radius=action_radius("bundle", "delete"),
     )

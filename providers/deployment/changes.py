@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from providers.comparison import Comparison, Downtime
+from providers.comparison import Comparison, Downtime, gone_leaves, new_leaves
 from providers.deployment.spec import fields_for_reader
 from sbctl.base.display import format_bytes, plural
 from sbctl.base.truths import Desired, Recorded
@@ -43,7 +43,7 @@ def _created(comparison: Comparison, desired: Desired, reason: str, *, drifted: 
     return comparison.change(
         "create",
         reason,
-        leaves=leaf_changes(None, fields_for_reader(desired.spec)),
+        leaves=new_leaves(fields_for_reader(desired.spec)),
         blast_radius=action_radius("deployment", "create"),
         memory_bytes=_memory_bytes(desired.spec),
         notes=(*_memory_note(comparison, desired.spec), *_warm_note(desired.spec)),
@@ -134,7 +134,7 @@ def _removed(comparison: Comparison) -> Change:
     return comparison.change(
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "not in sb.yml any more",
-        leaves=leaf_changes(fields_for_reader(recorded.spec), None),
+        leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("deployment", "delete", routed=recorded.address.name in routed),
         downtime="refuse",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from providers.comparison import Blocked, Call, Comparison, transfer_deadline_s
+from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves, transfer_deadline_s
 from providers.engine.programs import find_program
 from providers.engine.spec import fields_for_reader
 from providers.runtime_wheels import python_problem
@@ -38,8 +38,8 @@ def _leaves(comparison: Comparison, desired: Desired) -> tuple[Leaf, ...]:
     recorded = comparison.recorded
     if recorded is not None and recorded.fingerprint == desired.fingerprint:
         return ()
-    before = None if recorded is None else fields_for_reader(recorded.spec)
-    return leaf_changes(before, fields_for_reader(desired.spec))
+    wanted = fields_for_reader(desired.spec)
+    return new_leaves(wanted) if recorded is None else leaf_changes(fields_for_reader(recorded.spec), wanted)
 
 
 # From a wheel
@@ -209,6 +209,6 @@ def _removed(comparison: Comparison) -> Change:
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "no deployment of this host needs it",
         calls=calls,
-        leaves=leaf_changes(fields_for_reader(recorded.spec), None),
+        leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("engine", "delete"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from providers.comparison import Comparison
+from providers.comparison import Comparison, gone_leaves, new_leaves
 from sbctl.base.truths import Desired, Recorded
 from sbctl.plan.blast_radius import action_radius
 from sbctl.plan.leaves import leaf_changes
@@ -22,7 +22,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         return comparison.change(
             "create",
             "the runtime has no bundle any more" if lost else "a new hostname",
-            leaves=leaf_changes(None, desired.spec),
+            leaves=new_leaves(desired.spec),
             blast_radius=action_radius("origin", "create"),
             drifted=lost,
         )
@@ -51,7 +51,7 @@ def _removed(comparison: Comparison) -> Change:
     return comparison.change(
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "not in sb.yml any more",
-        leaves=leaf_changes(recorded.spec, None),
+        leaves=gone_leaves(recorded.spec),
         blast_radius=action_radius("origin", "delete"),
         downtime="refuse",
     )

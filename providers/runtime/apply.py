@@ -7,7 +7,7 @@ from typing import Any
 
 from providers.comparison import result_of
 from providers.runtime_wheels import install_runtime
-from sbctl.base.digests import canonical_json
+from sbctl.base.digests import canonical_json, fingerprint
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Desired
 from sbctl.node.messages import Method, RuntimeActivate, RuntimeConfig, RuntimeRemove
@@ -18,7 +18,6 @@ from sbctl.trust.bundle import TRUST_PAYLOAD_TYPE, TrustSet
 __all__ = ["ADMIN_PASSWORD", "perform", "record"]
 
 ADMIN_PASSWORD = "admin_password"  # noqa: S105 - the name under which the secret travels
-_RECORDED = ("unit_sha256", "config_sha256", "trust_digest", "supervision")
 
 
 def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
@@ -56,6 +55,14 @@ def _call(
 
 
 def record(desired: Desired, results: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """A digest that activation did not answer (its answer was lost) is None, and None is not compared."""
+    """What the host must show from now on. The unit is rendered there, so its digest is None when the answer was lost, and None is not
+    compared; configuration and trust are known here."""
     answer = result_of(results, Method.RUNTIME_ACTIVATE) or {}
-    return {"version": desired.spec["version"], **{name: answer.get(name) for name in _RECORDED}}
+    config, trust = desired.spec["config"], desired.spec["trust"]
+    return {
+        "version": desired.spec["version"],
+        "unit_sha256": answer.get("unit_sha256"),
+        "config_sha256": fingerprint(config),
+        "trust_digest": fingerprint({"schema_version": 1, "lineage": config["lineage"], **trust}),
+        "supervision": answer.get("supervision"),
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from providers.comparison import Blocked, Call, Comparison
+from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
 from providers.runtime.spec import fields_for_reader
 from providers.runtime_wheels import install_call, python_problem
 from sbctl import __version__
@@ -49,7 +49,7 @@ def _created(comparison: Comparison, desired: Desired) -> Change:
         "create",
         reason,
         calls=_activation(comparison, desired, "start the runtime"),
-        leaves=leaf_changes(None, fields_for_reader(desired.spec)),
+        leaves=new_leaves(fields_for_reader(desired.spec)),
         blast_radius=action_radius("runtime", "create"),
         notes=_reboot_note(comparison),
         drifted=gone,
@@ -159,7 +159,7 @@ def _removed(comparison: Comparison, by_hand: Blocked | None) -> Change:
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "the host is not in sb.yml any more",
         calls=calls,
-        leaves=leaf_changes(fields_for_reader(recorded.spec), None),
+        leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("runtime", "delete"),
         blocked=by_hand,
     )

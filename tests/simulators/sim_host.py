@@ -1,7 +1,7 @@
 """One simulated host: what the node interface does there, without processes, files or network.
 
-It keeps the rules of `sbctl.node.messages`: nothing but bootstrap is answered before programs are installed, files must have been put
-before they are used, bundles are verified and fenced by the real verifier, every mutating call is idempotent.
+It keeps the rules of `sbctl.node.messages`: only what the bootstrap does is answered before programs are installed, files must have been
+put before they are used, bundles are verified and fenced by the real verifier, every mutating call is idempotent.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ DEFAULT_FACTS = HostFacts(
     init="systemd_system",
     pythons=(PythonFact(path="/usr/bin/python3.11", version="3.11.2"),),
 )
+
+
+_BY_BOOTSTRAP = frozenset({Method.HOST_MARK, Method.HOST_UNMARK, Method.RUNTIME_INSTALL})
 
 
 class SimHost:
@@ -167,7 +170,7 @@ class SimHost:
     ) -> Mapping[str, Any]:
         """As the node would: parameters go through JSON and the method's own model."""
         known = Method(method)
-        if not self.bootstrapped and known is not Method.RUNTIME_INSTALL:
+        if not self.bootstrapped and known not in _BY_BOOTSTRAP:
             raise HostError("host.not_bootstrapped", "nothing of ours answers on this host", place=self.name)
         self.secret_names |= set(secrets)
         request = _parsed(known, params)
@@ -198,10 +201,10 @@ class SimHost:
 
     def _unmark(self, request: messages.HostUnmark, _: Progress) -> Mapping[str, Any]:
         self._require_lineage(request.lineage)
-        if self.current is not None:
-            raise RefusedError("host.not_empty", "a runtime is still active on this host", place=self.name)
+        if self.versions:
+            raise RefusedError("host.not_empty", "a runtime is still installed on this host", place=self.name)
         self.marker = None
-        self.versions, self.blobs = [], {}
+        self.blobs = {}
         if not request.keep_weights:
             self.artifacts = {}
         return {}
@@ -243,6 +246,7 @@ class SimHost:
     def _remove_runtime(self, request: messages.RuntimeRemove, _: Progress) -> Mapping[str, Any]:
         self._require_lineage(request.lineage)
         self.current = self.config = self.trust = self.unit_sha256 = self.bundle = self.fence = None
+        self.versions = []
         self.running = self.healthy = False
         self.secret_names, self.deployments = set(), {}
         return {}
