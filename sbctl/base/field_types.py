@@ -40,6 +40,8 @@ __all__ = [
     "Version",
     "expected",
     "is_loopback",
+    "text_check",
+    "text_schema",
 ]
 
 EXPECTATION: Final = "sbctl_expected"
@@ -69,7 +71,7 @@ def expected(phrase: str) -> PydanticCustomError:
     return PydanticCustomError(EXPECTATION, "{phrase}", {"phrase": phrase})
 
 
-def _characters(allowed: str, phrase: str, *, most: int, never: tuple[str, ...] = ()) -> Callable[[str], str]:
+def _characters(allowed: str, phrase: str, *, most: int, never: tuple[str, ...]) -> Callable[[str], str]:
     outside = re.compile(f"[^{allowed}]")
 
     def check(text: str) -> str:
@@ -80,11 +82,17 @@ def _characters(allowed: str, phrase: str, *, most: int, never: tuple[str, ...] 
     return check
 
 
-def _schema(allowed: str, *, most: int, never: tuple[str, ...] = (), **more: Any) -> WithJsonSchema:
+def text_check(allowed: str, phrase: str, *, most: int, never: tuple[str, ...] = ()) -> AfterValidator:
+    """Text of 1 to `most` characters of the regular expression class `allowed`, none of `never`; `phrase` completes "expected …"."""
+    return AfterValidator(_characters(allowed, phrase, most=most, never=never))
+
+
+def text_schema(allowed: str, *, most: int, never: tuple[str, ...] = ()) -> WithJsonSchema:
+    """The JSON Schema that says the same as `text_check`."""
     refused: dict[str, Any] = {"pattern": f"[^{allowed}]"}
     if never:
         refused = {"anyOf": [refused, {"enum": list(never)}]}
-    return WithJsonSchema({"type": "string", "minLength": 1, "maxLength": most, "not": refused, **more})
+    return WithJsonSchema({"type": "string", "minLength": 1, "maxLength": most, "not": refused})
 
 
 _ID_CHARS: Final = "A-Za-z0-9._-"
@@ -92,15 +100,15 @@ _ID_PHRASE: Final = f"1 to {ID_MAX_CHARS} of A-Z a-z 0-9 . _ -"
 _ID_NEVER: Final = (".", "..")
 Id = Annotated[
     str,
-    AfterValidator(_characters(_ID_CHARS, _ID_PHRASE, most=ID_MAX_CHARS, never=_ID_NEVER)),
-    _schema(_ID_CHARS, most=ID_MAX_CHARS, never=_ID_NEVER),
+    text_check(_ID_CHARS, _ID_PHRASE, most=ID_MAX_CHARS, never=_ID_NEVER),
+    text_schema(_ID_CHARS, most=ID_MAX_CHARS, never=_ID_NEVER),
 ]
 
 _SPREAD_CHARS: Final = "A-Za-z0-9._/-"
 SpreadKey = Annotated[
     str,
-    AfterValidator(_characters(_SPREAD_CHARS, "1 to 128 of A-Z a-z 0-9 . _ / -", most=128)),
-    _schema(_SPREAD_CHARS, most=128),
+    text_check(_SPREAD_CHARS, "1 to 128 of A-Z a-z 0-9 . _ / -", most=128),
+    text_schema(_SPREAD_CHARS, most=128),
 ]
 LabelKey = SpreadKey
 
@@ -256,8 +264,8 @@ _HOST_CHARS: Final = "A-Za-z0-9._:-"
 _HOST_PHRASE: Final = "a host name or an IP address"
 HostAddress = Annotated[
     str,
-    AfterValidator(_characters(_HOST_CHARS, _HOST_PHRASE, most=253)),
-    _schema(_HOST_CHARS, most=253),
+    text_check(_HOST_CHARS, _HOST_PHRASE, most=253),
+    text_schema(_HOST_CHARS, most=253),
 ]
 HostName = HostAddress
 

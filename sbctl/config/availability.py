@@ -13,7 +13,7 @@ from sbctl.config.layers import View
 from sbctl.config.models import AdminModel, ProxyModel
 from sbctl.config.planes import accepts
 
-__all__ = ["check_fleet", "check_proxy", "not_available"]
+__all__ = ["check_cluster", "check_fleet", "check_proxy", "not_available"]
 
 _CODE: Final = "config.not_available"
 _UNMANAGED_ADMIN: Final = (
@@ -26,12 +26,16 @@ def not_available(report: Report, view: View, path: Path, sentence: str, *, reme
     report.add(_CODE, sentence, view.key_span(path), notes=(remedy,) if remedy else ())
 
 
-def check_proxy(report: Report, proxy: ProxyModel, view: View, accepted: tuple[str, ...]) -> None:
-    """Refusals that follow from `proxy` alone; engines are refused where a deployment uses one."""
-    if proxy.cluster is not None:
+def check_cluster(report: Report, view: View) -> None:
+    """Refuse `proxy.cluster` as it is written, whether or not the rest of `proxy` can be read."""
+    if isinstance(view.value, dict) and view.value.get("cluster") is not None:
         sentence = "a cluster (placement, peers, signed state among nodes) is not in this version of sbctl"
         remedy = "without proxy.cluster, every host that matches required_labels runs the deployment by itself"
         not_available(report, view, ("cluster",), sentence, remedy=remedy)
+
+
+def check_proxy(report: Report, proxy: ProxyModel, view: View, accepted: tuple[str, ...]) -> None:
+    """Refusals that follow from `proxy` alone; engines are refused where a deployment uses one."""
     if proxy.model_host.authority != "file_managed":
         sentence = f"authority: {proxy.model_host.authority} is not in this version of sbctl"
         not_available(

@@ -64,8 +64,9 @@ def _checked(report: Report, document: Document) -> CatalogDocument | None:
         report.add("catalog.unsupported_version", message, document.value_span(("schema_version",)))
         return None
     view = View(document, (Layer((), value),))
-    catalog = validated(report, CatalogDocument, value, view, texts={})
-    if catalog is None or document.findings:
+    checked = validated(report, CatalogDocument, value, view, texts={})
+    catalog = checked.model
+    if catalog is None or not checked.whole or document.findings:
         return None
     problems = list(rule_problems(catalog))
     for problem in problems:

@@ -125,7 +125,11 @@ def check_origins(report: Report, origins: Mapping[str, OriginModel], deployment
     lowered: dict[str, str] = {}
     for hostname, origin in origins.items():
         _check_hostname(report, hostname, lowered, view)
-        if isinstance(origin.action, AiActionModel) and not origin.action.providers:
+        if (
+            isinstance(origin.action, AiActionModel)
+            and not origin.action.providers
+            and not _lists_providers(view, hostname)
+        ):
             report.add(_RULE, f'origin "{hostname}" has no providers', view.key_span((hostname, "action")))
         answered: dict[str, str] = {}
         for index, provider in managed_providers(origin):
@@ -145,6 +149,11 @@ def check_origins(report: Report, origins: Mapping[str, OriginModel], deployment
                 elif answered.setdefault(model, provider.deployment) != provider.deployment:
                     sentence = f'two providers of this origin answer "{model}"; falling back from one to the other is not in this version'
                     report.add("config.not_available", sentence, view.value_span(where))
+
+
+def _lists_providers(view: View, hostname: str) -> bool:
+    """Whether the file lists providers that could not be read, which is reported already."""
+    return bool(view.value[hostname]["action"].get("providers"))
 
 
 def _check_hostname(report: Report, hostname: str, lowered: dict[str, str], view: View) -> None:

@@ -21,7 +21,7 @@ from sbctl.config.compiled import (
     PublicRoute,
     SecretRef,
 )
-from sbctl.config.diagnose import Report
+from sbctl.config.diagnose import Checked, Report
 from sbctl.config.document import Document, Path
 from sbctl.config.file_model import FileShape
 from sbctl.config.fleet import FleetModel
@@ -49,27 +49,28 @@ class Compilation:
     views: dict[object, HostView | None] = field(default_factory=dict)
     names: dict[tuple[Path, ...], frozenset[str]] = field(default_factory=dict)
 
-    def run(self, shape: FileShape, fleet: FleetModel | None, *, fleet_is_broken: bool) -> CompiledConfig:
+    def run(self, shape: FileShape, checked: Checked[FleetModel]) -> CompiledConfig:
         """Raises ConfigError, then RefusedError `config.open_endpoint`."""
         sources = SecretSources(FilePath(self.document.path).absolute().parent, self.environ)
         secrets = {name: secret_ref(name, reference, sources, self.keyed) for name, reference in shape.secrets.items()}
-        known = fleet or FleetModel()
-        builder = HostViewBuilder(self.document, self.report, tuple(known.accept_unenforced))
-        if fleet_is_broken:
+        fleet = checked.model or FleetModel()
+        builder = HostViewBuilder(self.document, self.report, tuple(fleet.accept_unenforced))
+        if not checked.whole:
             builder.build((), Variables((self._all_variables(), self.environ)))
+            host_settings(self.report, self.document, fleet)
             self.report.raise_errors()
-        settings = host_settings(self.report, self.document, known)
-        self._unused_groups(builder, known, settings)
+        settings = host_settings(self.report, self.document, fleet)
+        self._unused_groups(builder, fleet, settings)
         hosts: dict[str, CompiledHost] = {}
         for host in settings:
             view = self._view(builder, host)
             if view is not None:
-                hosts[host.name] = self._host(host, view, known, secrets, sources)
+                hosts[host.name] = self._host(host, view, fleet, secrets, sources)
         seen = [view for view in self.views.values() if view is not None]
-        self._check_fleet_wide(known, settings, hosts, seen)
+        self._check_fleet_wide(fleet, settings, hosts, seen)
         self.report.raise_errors()
-        self._refuse_open_endpoints(hosts, known)
-        return self._config(known, hosts, secrets, seen)
+        self._refuse_open_endpoints(hosts, fleet)
+        return self._config(fleet, hosts, secrets, seen)
 
     def _all_variables(self) -> dict[str, Scalar]:
         """Every variable that any host sets: enough to check the rest of a file whose fleet block has errors."""

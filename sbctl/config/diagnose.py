@@ -6,9 +6,9 @@ pydantic's own text and its copy of the input are never shown. A value is repeat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,9 +21,11 @@ from sbctl.config.fields import Place, locate
 from sbctl.config.layers import View
 from sbctl.config.planes import foreign_names
 
-__all__ = ["Report", "report_expansion", "validated"]
+__all__ = ["Checked", "Report", "report_expansion", "validated"]
 
 M = TypeVar("M", bound=Block)
+
+_PRUNING_ROUNDS: Final = 4
 
 _TYPES: Final[Mapping[str, str]] = {
     "string_type": "text",
@@ -98,6 +100,14 @@ def report_expansion(report: Report, view: View, problems: Iterable[tuple[Path, 
         report.add(code, sentence, view.value_span(path), notes=notes if code == "config.unset_variable" else ())
 
 
+@dataclass(frozen=True, slots=True)
+class Checked(Generic[M]):
+    """A checked block. `whole` is False when there are findings: then `model` holds only what could be kept, for further checks, or nothing."""
+
+    model: M | None
+    whole: bool
+
+
 def validated(
     report: Report,
     model: type[M],
@@ -107,29 +117,57 @@ def validated(
     texts: Mapping[Path, str],
     broken: Iterable[Path] = (),
     prefix: Path = (),
-) -> M | None:
-    """`value` as `model`, or None with the findings in `report`.
+) -> Checked[M]:
+    """`value` as `model`; findings go to `report`.
 
     `value` is what the view shows, with variables put in; `prefix` leads from the file's form to the view's root. `texts` are scalars that got
     their type from a variable: where the field wants text, they are text. Nothing is said about `broken` paths, which are reported already.
     """
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        problems = error.errors(include_input=False, include_url=False)
-    wanted = [
+    good, problems = _attempt(model, value)
+    wanted = {
         path
         for each in problems
         if each["type"] == "string_type" and (path := _data_path(each["loc"], value)[0]) in texts
-    ]
+    }
     if wanted:
         value = _with_texts(value, (), {path: texts[path] for path in wanted})
-        try:
-            return model.model_validate(value)
-        except ValidationError as error:
-            problems = error.errors(include_input=False, include_url=False)
+        good, problems = _attempt(model, value)
+    if good is not None:
+        return Checked(good, whole=True)
     _Teller(report, model, value, view=view, broken=set(broken), prefix=prefix).tell(problems)
-    return None
+    for _ in range(_PRUNING_ROUNDS):
+        doomed = {_droppable(_data_path(each["loc"], value)[0]) for each in problems}
+        if () in doomed:
+            break
+        value = _without(value, (), doomed)
+        good, problems = _attempt(model, value)
+        if good is not None:
+            return Checked(good, whole=False)
+    return Checked(None, whole=False)
+
+
+def _attempt(model: type[M], value: Any) -> tuple[M | None, list[Any]]:
+    try:
+        return model.model_validate(value), []
+    except ValidationError as error:
+        return None, list(error.errors(include_input=False, include_url=False))
+
+
+def _droppable(path: Path) -> Path:
+    """A list is dropped whole, so that the numbers of its entries stay true."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    return path
+
+
+def _without(value: Any, path: Path, doomed: Container[Path]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without(child, (*path, key), doomed) for key, child in value.items() if (*path, key) not in doomed
+        }
+    if isinstance(value, list):
+        return [_without(child, (*path, index), doomed) for index, child in enumerate(value)]
+    return value
 
 
 def _with_texts(value: Any, path: Path, texts: Mapping[Path, str]) -> Any:
@@ -140,15 +178,16 @@ def _with_texts(value: Any, path: Path, texts: Mapping[Path, str]) -> Any:
     return texts.get(path, value)
 
 
-def _data_path(loc: tuple[int | str, ...], value: Any) -> tuple[Path, str | None]:
+def _data_path(loc: tuple[int | str, ...], root: Any) -> tuple[Path, str | None]:
     """Where in the data an error is, and the name of the field that is missing there, if one is."""
+    value: Any = root
     path: Path = ()
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
         if (isinstance(value, dict) and part in value) or (
-            isinstance(value, list) and isinstance(part, int) and part < len(value)
+            isinstance(part, int) and isinstance(value, list) and part < len(value)
         ):
-            value, path = value[int(part)], (*path, part)
+            value, path = value[part], (*path, part)
         elif last and isinstance(value, dict) and isinstance(part, str):
             return path, part
     return path, None
@@ -184,19 +223,14 @@ class _Teller:
 
     def _tell_one(self, path: Path, missing: str | None, problem: Mapping[str, Any]) -> None:
         kind, context = problem["type"], problem.get("ctx") or {}
-        if kind == "missing":
+        if problem["loc"] and problem["loc"][-1] == "[key]":
+            self._bad_key(path, context)
+        elif kind == "missing":
             self._missing(path, str(missing))
         elif kind == "extra_forbidden":
             self._unknown(path)
         elif kind == "literal_error":
             self._word(path, re.findall(r"'([^']*)'", str(context.get("expected", ""))))
-        elif problem["loc"] and problem["loc"][-1] == "[key]":
-            self._add(
-                "bad_key",
-                path,
-                f"the name {_named(path)} must be {context.get('phrase', 'one of the known names')}",
-                on_key=True,
-            )
         elif kind in _TYPES:
             given = self._given(path)
             hint = "; write {} for none" if given == "nothing" and kind in ("dict_type", "model_type") else ""
@@ -208,7 +242,7 @@ class _Teller:
             self._add("wrong_type", path, f"{_named(path)} must be {_TYPES[kind]}, not {given}{quoted}")
         elif kind in _BOUNDS:
             words, key = _BOUNDS[kind]
-            self._add("out_of_range", path, f"{_named(path)} must be {words} {context[key]}")
+            self._add("out_of_range", path, f"{_named(path)} must be {words} {context[key]:g}")
         elif kind in _SIZES:
             words, key, unit = _SIZES[kind]
             self._add("out_of_range", path, f"{_named(path)} must have {words} {context[key]} {unit}")
@@ -222,6 +256,13 @@ class _Teller:
     ) -> None:
         span = self.view.key_span(path) if on_key else self.view.value_span(path)
         self.report.add(f"config.{code}", message, span, label=label, notes=notes)
+
+    def _bad_key(self, path: Path, context: Mapping[str, Any]) -> None:
+        words = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        phrase = context.get("phrase") or "one of " + ", ".join(words)
+        close = did_you_mean(str(path[-1]), words)
+        label = f'did you mean "{close}"?' if close else ""
+        self._add("bad_key", path, f"the name {_named(path)} must be {phrase}", on_key=True, label=label)
 
     def _place(self, path: Path) -> Place | None:
         return locate(self.model, path)
@@ -269,7 +310,7 @@ class _Teller:
         )
 
     def _value_at(self, path: Path) -> Any:
-        value = self.value
+        value: Any = self.value
         for part in path:
             value = value[part]
         return value

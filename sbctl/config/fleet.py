@@ -5,7 +5,7 @@ Host over group over `defaults` over the global block. `proxy` of a host, group 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
@@ -25,6 +25,8 @@ from sbctl.base.field_types import (
     VarName,
     Version,
     expected,
+    text_check,
+    text_schema,
 )
 
 __all__ = [
@@ -72,6 +74,22 @@ HostKey = Annotated[
     str,
     AfterValidator(_check_host_key),
     WithJsonSchema({"type": "string", "maxLength": 2048, "pattern": "^(SHA256:|ssh-|ecdsa-sha2-|sk-)"}),
+]
+
+
+_NAME_RANGE_CHARS: Final = "A-Za-z0-9._,\\[\\]-"
+_ADDRESS_RANGE_CHARS: Final = "A-Za-z0-9._:,\\[\\]-"
+HostPattern = Annotated[
+    str,
+    text_check(
+        _NAME_RANGE_CHARS, "a host name of A-Z a-z 0-9 . _ -, with ranges as gpu-[1-4]", most=128, never=(".", "..")
+    ),
+    text_schema(_NAME_RANGE_CHARS, most=128, never=(".", "..")),
+]
+AddressRange = Annotated[
+    str,
+    text_check(_ADDRESS_RANGE_CHARS, "a host name or an IP address, with ranges as 10.0.0.[1-4]", most=253),
+    text_schema(_ADDRESS_RANGE_CHARS, most=253),
 ]
 
 
@@ -168,7 +186,7 @@ class GroupModel(OverlayModel):
 class HostModel(OverlayModel):
     noun: ClassVar[str] = "a host"
 
-    address: HostAddress = Field(description="How SSH reaches the host; local is this machine.")
+    address: AddressRange = Field(description="How SSH reaches the host; local is this machine. Ranges as in the name.")
     group: Id | None = Field(default=None, description="Group whose settings it takes.")
     host_key: HostKey | Items[HostKey] | None = Field(
         default=None, description="Its pinned SSH key: SHA256:… or a public key line; a list for a range of hosts."
@@ -189,29 +207,6 @@ AddressPattern = Annotated[
     str,
     AfterValidator(_check_prevent),
     WithJsonSchema({"type": "string", "minLength": 3, "maxLength": 400, "pattern": "^[^. ]+[.][^ ]"}),
-]
-
-_RANGE_CHARS = "A-Za-z0-9._,\\[\\]-"
-
-
-def _check_host_pattern(text: str) -> str:
-    if not 0 < len(text) <= 128 or any(char not in _HOST_PATTERN_CHARS for char in text) or text in (".", ".."):
-        raise expected("a host name of A-Z a-z 0-9 . _ -, with ranges as gpu-[1-4]")
-    return text
-
-
-_HOST_PATTERN_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-[],")
-HostPattern = Annotated[
-    str,
-    AfterValidator(_check_host_pattern),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": 128,
-            "not": {"anyOf": [{"pattern": f"[^{_RANGE_CHARS}]"}, {"enum": [".", ".."]}]},
-        }
-    ),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sbctl.base.errors import InputError
 from sbctl.config.availability import check_fleet
-from sbctl.config.diagnose import Report, report_expansion, validated
+from sbctl.config.diagnose import Checked, Report, report_expansion, validated
 from sbctl.config.document import Document, Path
 from sbctl.config.fleet import FleetModel
 from sbctl.config.host_view import layers_at
@@ -21,20 +21,20 @@ __all__ = ["load_fleet", "written_vars"]
 _VARS = "vars"
 
 
-def load_fleet(report: Report, document: Document, environ: Mapping[str, str]) -> FleetModel | None:
-    """None with findings in the report. `proxy` overlays stay as written: their variables are put in per host, after merging."""
+def load_fleet(report: Report, document: Document, environ: Mapping[str, str]) -> Checked[FleetModel]:
+    """The checked block; findings go to the report. `proxy` overlays stay as written: their variables are put in per host, after merging."""
     view = View(document, layers_at(document, ("fleet",)))
     if not isinstance(view.value, dict):
-        validated(report, FleetModel, view.value, view, texts={}, prefix=("fleet",))
-        return None
+        return validated(report, FleetModel, view.value, view, texts={}, prefix=("fleet",))
     expansion = _expand_fleet(view.value, environ)
     report_expansion(report, view, expansion.problems)
     broken = [path for path, _, _ in expansion.problems]
-    fleet = validated(
+    checked = validated(
         report, FleetModel, expansion.value, view, texts=expansion.texts, broken=broken, prefix=("fleet",)
     )
+    fleet = checked.model
     if fleet is None:
-        return None
+        return checked
     check_fleet(report, fleet, document)
     _check_signers(report, fleet, view)
     for name, host in (fleet.hosts or {}).items():
@@ -45,7 +45,7 @@ def load_fleet(report: Report, document: Document, environ: Mapping[str, str]) -
                 view.value_span(("hosts", name, "group")),
                 notes=(f"groups: {', '.join(sorted(fleet.groups)) or 'none'}",),
             )
-    return fleet
+    return checked
 
 
 def _check_signers(report: Report, fleet: FleetModel, view: View) -> None:

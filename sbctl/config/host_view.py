@@ -16,7 +16,7 @@ from sbctl.base.errors import InputError
 from sbctl.base.field_types import Block
 from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.catalog.resolve import DeviceProfile, resolve
-from sbctl.config.availability import check_proxy, not_available
+from sbctl.config.availability import check_cluster, check_proxy, not_available
 from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.checks import check_origins, check_proxy_rules
 from sbctl.config.compiled import CompiledDeployment
@@ -68,6 +68,13 @@ def layers_at(document: Document, *paths: Path) -> tuple[Layer, ...]:
 _ABSENT: Any = object()
 
 
+def _written_deployments(proxy: Any) -> list[str]:
+    """Ids as the file has them, also those of deployments that have errors."""
+    model_host = proxy.get("model_host") if isinstance(proxy, dict) else None
+    deployments = model_host.get("deployments") if isinstance(model_host, dict) else None
+    return list(deployments) if isinstance(deployments, dict) else []
+
+
 @dataclass
 class HostViewBuilder:
     """Builds views of one file. Catalog files are read once."""
@@ -88,32 +95,33 @@ class HostViewBuilder:
         check_proxy(self.report, proxy, view, self.accepted)
         check_proxy_rules(self.report, proxy, view)
         deployments = self._deployments(proxy, view, catalog)
-        if origins is not None:
-            check_origins(self.report, origins, proxy.model_host.deployments, origins_view)
+        check_origins(self.report, origins, _written_deployments(view.value), origins_view)
         raw_admin = view.value.get("admin") if isinstance(view.value, dict) else None
         text = raw_admin.get("password") if isinstance(raw_admin, dict) else None
-        return HostView(proxy, view, origins or {}, deployments, catalog, text if isinstance(text, str) else None)
+        return HostView(proxy, view, origins, deployments, catalog, text if isinstance(text, str) else None)
 
     def _proxy(self, view: View, variables: Variables) -> ProxyModel | None:
+        check_cluster(self.report, view)
         value, found = without_foreign(view.value, ("proxy",))
         shown = [Foreign(each.path[1:], each.pattern, each.restricts) for each in found]
         report_foreign(self.report, view, "proxy", shown, self.accepted)
         expansion = expanded(value, variables)
         report_expansion(self.report, view, expansion.problems)
         broken = [path for path, _, _ in expansion.problems]
-        return validated(
+        checked = validated(
             self.report, ProxyModel, expansion.value, view, texts=expansion.texts, broken=broken, prefix=("proxy",)
         )
+        return checked.model
 
-    def _origins(self, variables: Variables) -> tuple[dict[str, OriginModel] | None, View]:
+    def _origins(self, variables: Variables) -> tuple[dict[str, OriginModel], View]:
         view = View(self.document, layers_at(self.document, ("origins",)))
         served = served_origins(self.report, view, self.accepted)
         whole = View(self.document, (Layer((), {"origins": view.value}),))
         expansion = expanded({"origins": served.value}, variables)
         report_expansion(self.report, whole, expansion.problems)
         broken = [path for path, _, _ in expansion.problems]
-        shape = validated(self.report, OriginsShape, expansion.value, whole, texts=expansion.texts, broken=broken)
-        return (shape.origins if shape is not None else None), view
+        checked = validated(self.report, OriginsShape, expansion.value, whole, texts=expansion.texts, broken=broken)
+        return (checked.model.origins if checked.model is not None else {}), view
 
     def _catalog(self, proxy: ProxyModel, view: View) -> Catalog:
         written = proxy.model_host.catalog_file

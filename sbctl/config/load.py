@@ -9,9 +9,10 @@ from sbctl import __version__
 from sbctl.base.clock import Clock
 from sbctl.config.compile import Compilation
 from sbctl.config.compiled import CompiledConfig
-from sbctl.config.diagnose import Report, report_expansion, validated
+from sbctl.config.diagnose import Checked, Report, report_expansion, validated
 from sbctl.config.document import Document
 from sbctl.config.file_model import FileShape
+from sbctl.config.fleet import FleetModel
 from sbctl.config.fleet_loading import load_fleet
 from sbctl.config.interpolate import Variables, expanded
 from sbctl.config.layers import Layer, View
@@ -52,9 +53,8 @@ def load_document(
             report.add("config.not_a_map", what, document.span_at(0, 0), notes=notes)
         report.raise_errors()
     shape = _top_level(report, document, environ)
-    fleet = load_fleet(report, document, environ) if "fleet" in document.value else None
-    compilation = Compilation(document, report, environ, keyed)
-    return compilation.run(shape, fleet, fleet_is_broken="fleet" in document.value and fleet is None)
+    fleet = load_fleet(report, document, environ) if "fleet" in document.value else Checked(FleetModel(), whole=True)
+    return Compilation(document, report, environ, keyed).run(shape, fleet)
 
 
 def _top_level(report: Report, document: Document, environ: Mapping[str, str]) -> FileShape:
@@ -67,9 +67,8 @@ def _top_level(report: Report, document: Document, environ: Mapping[str, str]) -
     expansion = expanded(value, Variables((environ,)))
     report_expansion(report, view, expansion.problems)
     broken = [path for path, _, _ in expansion.problems]
-    shape = validated(report, FileShape, expansion.value, view, texts=expansion.texts, broken=broken)
-    if shape is None:
-        return FileShape()
+    checked = validated(report, FileShape, expansion.value, view, texts=expansion.texts, broken=broken)
+    shape = checked.model or FileShape()
     if shape.include is not None:
         notes = ("write everything in one file",)
         report.add(
