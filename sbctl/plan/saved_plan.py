@@ -17,6 +17,7 @@ from sbctl import __version__
 from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json, fingerprint
 from sbctl.base.errors import InputError, RefusedError, StalePlanError
+from sbctl.base.ids import is_digest
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.strict_json import loads
 from sbctl.plan.document import PLAN_FORMAT_VERSION, PlanDocument, plan_document, read_plan_document
@@ -231,4 +232,6 @@ def _moved_facts(was: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping
 
 def _brief(value: Any) -> str:
     text = "none" if value is None else str(value)
+    if is_digest(text):
+        return f"{text[:12]}…"
     return text if len(text) <= 40 else f"{text[:37]}…"

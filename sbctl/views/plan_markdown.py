@@ -54,7 +54,7 @@ def _row(change: ChangeDocument) -> str:
         "; ",
     )
     indent = "↳ " if change.member_of else ""
-    return f"| `{symbol}` | {indent}{_code(change.address)} | {radius} | {_inline(what)} |"
+    return f"| `{symbol}` | {indent}{_code(change.address, in_table=True)} | {radius} | {_inline(what)} |"
 
 
 def _lines(changes: tuple[ChangeDocument, ...]) -> Iterator[str]:
@@ -75,9 +75,9 @@ def _block(text: str) -> str:
     return f"{fence}diff\n{cut}\n{fence}"
 
 
-def _code(text: str) -> str:
+def _code(text: str, *, in_table: bool = False) -> str:
     """A code span; in a table a pipe would end the cell even there."""
-    shown = safe(text).replace("|", "\\|")
+    shown = safe(text).replace("|", "\\|") if in_table else safe(text)
     fence = "`" * (_longest_run(shown) + 1)
     pad = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{fence}{pad}{shown}{pad}{fence}"

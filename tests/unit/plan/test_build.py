@@ -198,7 +198,9 @@ class _KeepsRevoked(FakePlanner):
 def test_rollback_asks_the_kind_what_must_not_come_back() -> None:
     old = host_resources("a")
     known = [
-        desired("bundle.a", {**one.spec, "api_keys": {}}, after=map(str, one.after)) if one.address.kind == "bundle" else one
+        desired("bundle.a", {**one.spec, "api_keys": {}}, after=map(str, one.after))
+        if one.address.kind == "bundle"
+        else one
         for one in old
     ]
     assert acting(build_plan(inputs(old, known, mode="rollback"), FAKE_PLANNERS)) == ["update bundle.a"]
@@ -249,7 +251,9 @@ def test_without_refresh_specs_are_compared_and_a_note_says_so() -> None:
     plan = build_plan(inputs(host_resources("a", port=9), known, observed=(), refresh=False), FAKE_PLANNERS)
     assert acting(plan) == ["update runtime.a"]
     assert "--no-refresh" in plan.notes[0]
-    plan = build_plan(inputs(known, known, refresh=False, replaces=("runtime.a",), unreachable={"a": "x"}), FAKE_PLANNERS)
+    plan = build_plan(
+        inputs(known, known, refresh=False, replaces=("runtime.a",), unreachable={"a": "x"}), FAKE_PLANNERS
+    )
     assert acting(plan) == ["replace runtime.a"]
     assert plan.unreachable == {}
 
@@ -287,7 +291,7 @@ def test_inputs_that_make_no_sense_are_refused_by_name(resources: list[Any], cod
 
 
 def test_a_kind_without_a_planner_is_named() -> None:
-    with pytest.raises(InputError, match='the kind "host" of host.a') as caught:
+    with pytest.raises(InputError, match=r'the kind "host" of host\.a') as caught:
         build_plan(inputs([desired("host.a")]), {})
     assert caught.value.code == "plan.unknown_kind"
 

@@ -17,7 +17,9 @@ A = {"model": "a", "max_concurrency": 1}
 B = {"model": "b", "max_concurrency": 1}
 
 
-def two_models(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, *, port: int = 1, keys: str = "k") -> list[Any]:
+def two_models(
+    a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, *, port: int = 1, keys: str = "k"
+) -> list[Any]:
     """A host with up to two deployments, each with an artifact of its own."""
     specs = {name: dict(spec) for name, spec in (("a", a), ("b", b)) if spec is not None}
     edges = [f"artifact.h/{name}" for name in specs]
@@ -74,7 +76,10 @@ def test_a_pattern_like_nothing_says_where_to_look() -> None:
 
 
 def test_a_target_is_the_recorded_fleet_with_the_target_as_desired() -> None:
-    known, wanted = two_models(A, B), two_models({**A, "max_concurrency": 9}, {**B, "max_concurrency": 9}, port=2, keys="n")
+    known, wanted = (
+        two_models(A, B),
+        two_models({**A, "max_concurrency": 9}, {**B, "max_concurrency": 9}, port=2, keys="n"),
+    )
     plan = plan_of(inputs(wanted, known, targets=("deployment.h/a",)))
     assert acting(plan) == ["update runtime.h", "update bundle.h", "update deployment.h/a"]
     bundle = next(change for change in plan.changes if change.address.kind == "bundle")
