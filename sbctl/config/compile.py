@@ -30,11 +30,23 @@ from sbctl.config.host_view import HostView, HostViewBuilder, layers_at
 from sbctl.config.hosts import HostSettings, host_settings
 from sbctl.config.interpolate import Variables, variables_in
 from sbctl.config.layers import View, merged
+from sbctl.config.meaning import host_meaning, keys_meaning, served_meaning
+from sbctl.config.models import ProxyModel
 from sbctl.config.scalars import Scalar
 from sbctl.config.secrets import REFERENCE_PREFIXES, SecretSources, secret_ref
 from sbctl.trust.bundle import ApiKeyEntry
 
 __all__ = ["Compilation"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What hosts that see and run the same have in common. `meaning` is its digest."""
+
+    proxy: ProxyModel
+    deployments: Mapping[str, CompiledDeployment]
+    origins: Mapping[str, CompiledOrigin]
+    meaning: str
 
 
 @dataclass
@@ -48,6 +60,9 @@ class Compilation:
     inline: dict[str, Secret] = field(default_factory=dict)
     views: dict[object, HostView | None] = field(default_factory=dict)
     names: dict[tuple[Path, ...], frozenset[str]] = field(default_factory=dict)
+    shares: dict[object, _Share] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)
+    api_keys: dict[str, ApiKeyEntry] = field(default_factory=dict)
 
     def run(self, shape: FileShape, checked: Checked[FleetModel]) -> CompiledConfig:
         """Raises ConfigError, then RefusedError `config.open_endpoint`."""
@@ -59,6 +74,7 @@ class Compilation:
             builder.build((), Variables((self._all_variables(), self.environ)))
             host_settings(self.report, self.document, fleet)
             self.report.raise_errors()
+        self.api_keys = {name: ApiKeyEntry(**dict(key)) for name, key in fleet.api_keys.items()}
         settings = host_settings(self.report, self.document, fleet)
         self._unused_groups(builder, fleet, settings)
         hosts: dict[str, CompiledHost] = {}
@@ -114,22 +130,19 @@ class Compilation:
         secrets: Mapping[str, SecretRef],
         sources: SecretSources,
     ) -> CompiledHost:
-        deployments = {
-            name: replace(each, delivery=host.delivery) for name, each in view.deployments.items() if _runs(host, each)
-        }
-        serves = bool(host.roles & {"gateway", "worker"})
+        share = self._share(host, view)
         password = self._password(host, view, secrets, sources)
-        admin = view.proxy.admin.model_copy(update={"password": None})
+        self.meanings[host.name] = share.meaning
         return CompiledHost(
             name=host.name,
             connection=host.connection,
             roles=host.roles,
             labels=host.labels,
-            proxy=view.proxy.model_copy(update={"admin": admin}),
-            model_host=view.proxy.model_host,
-            deployments=deployments,
-            origins=_origins(view, deployments) if serves else {},
-            api_keys={name: ApiKeyEntry(**dict(key)) for name, key in fleet.api_keys.items()},
+            proxy=share.proxy,
+            model_host=share.proxy.model_host,
+            deployments=share.deployments,
+            origins=share.origins,
+            api_keys=self.api_keys,
             public=fleet.public,
             admin_password=password,
             delivery=host.delivery,
@@ -137,6 +150,18 @@ class Compilation:
             keep_weights=host.keep_weights,
             data_address=host.data_address,
         )
+
+    def _share(self, host: HostSettings, view: HostView) -> _Share:
+        """What the host serves; alike hosts get the same objects."""
+        names = tuple(name for name, each in view.deployments.items() if _runs(host, each))
+        serves = bool(host.roles & {"gateway", "worker"})
+        key = (id(view), names, serves, host.delivery)
+        if key not in self.shares:
+            deployments = {name: replace(view.deployments[name], delivery=host.delivery) for name in names}
+            origins = _origins(view, deployments) if serves else {}
+            proxy = view.proxy.model_copy(update={"admin": view.proxy.admin.model_copy(update={"password": None})})
+            self.shares[key] = _Share(proxy, deployments, origins, served_meaning(proxy, deployments, origins))
+        return self.shares[key]
 
     def _password(
         self, host: HostSettings, view: HostView, secrets: Mapping[str, SecretRef], sources: SecretSources
@@ -224,7 +249,9 @@ class Compilation:
         name = fleet.name or _directory_name(self.document.path)
         meaning = {
             "fleet_name": name,
-            "hosts": {host.name: _host_meaning(host) for host in hosts.values()},
+            "hosts": {host.name: host_meaning(host, self.meanings[host.name]) for host in hosts.values()},
+            "api_keys": keys_meaning(self.api_keys),
+            "public": fleet.public,
             "signers": signers,
             "runtime_version": fleet.runtime.version,
             "prevent_destroy": list(fleet.prevent_destroy),
@@ -278,40 +305,3 @@ def _directory_name(path: str) -> str:
         "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in name)[:64].strip(".-")
         or "fleet"
     )
-
-
-def _host_meaning(host: CompiledHost) -> dict[str, Any]:
-    """What of a host can matter to a plan, as JSON. No secret is in it: a password is its reference and its keyed fingerprint."""
-    password = host.admin_password
-    connection = host.connection
-    proxy = host.proxy.model_dump(mode="json", exclude={"model_host": {"catalog_file", "deployments"}})
-    return {
-        "connection": [
-            connection.kind, connection.address, connection.port, connection.user, connection.host_key, connection.identity_file,
-        ],
-        "roles": sorted(host.roles),
-        "labels": dict(host.labels),
-        "proxy": proxy,
-        "deployments": {
-            name: {
-                "model": each.model.model_dump(mode="json"),
-                "artifact": each.artifact.artifact,
-                "sources": [each.artifact.source, each.artifact.revision, *each.artifact.mirrors],
-                "engine": each.engine,
-                "policy": each.engine_policy.model_dump(mode="json"),
-                "context_length": each.context_length,
-            }
-            for name, each in host.deployments.items()
-        },
-        "origins": {
-            name: {"default": each.default_model, "routes": {route.model: route.deployment for route in each.routes}}
-            for name, each in host.origins.items()
-        },
-        "api_keys": {name: key.model_dump(mode="json") for name, key in host.api_keys.items()},
-        "public": host.public,
-        "admin_password": None if password is None else [password.reference, password.fingerprint],
-        "delivery": host.delivery,
-        "python": host.python,
-        "keep_weights": host.keep_weights,
-        "data_address": host.data_address,
-    }  # fmt: skip

@@ -16,7 +16,7 @@ from sbctl.base.display import display_safe
 from sbctl.base.errors import ConfigError, Diagnostic, SourceSpan
 from sbctl.base.field_types import EXPECTATION, Block
 from sbctl.base.suggest import did_you_mean
-from sbctl.config.document import Path, names_secret
+from sbctl.config.document import ABSENT, Path, child, names_secret
 from sbctl.config.fields import Place, locate
 from sbctl.config.layers import View
 from sbctl.config.planes import foreign_names
@@ -180,14 +180,13 @@ def _with_texts(value: Any, path: Path, texts: Mapping[Path, str]) -> Any:
 
 def _data_path(loc: tuple[int | str, ...], root: Any) -> tuple[Path, str | None]:
     """Where in the data an error is, and the name of the field that is missing there, if one is."""
-    value: Any = root
+    value = root
     path: Path = ()
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
-        if (isinstance(value, dict) and part in value) or (
-            isinstance(part, int) and isinstance(value, list) and part < len(value)
-        ):
-            value, path = value[part], (*path, part)
+        inner = child(value, part)
+        if inner is not ABSENT:
+            value, path = inner, (*path, part)
         elif last and isinstance(value, dict) and isinstance(part, str):
             return path, part
     return path, None

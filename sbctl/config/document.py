@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from sbctl.base.errors import Diagnostic, SourceSpan
 
-__all__ = ["Document", "Node", "Path", "is_reference", "mask_line", "names_secret", "split_lines"]
+__all__ = ["ABSENT", "Document", "Node", "Path", "child", "is_reference", "mask_line", "names_secret", "split_lines"]
 
 Path = tuple[str | int, ...]
 
@@ -37,6 +37,18 @@ class Node(NamedTuple):
     column: int
     start: int
     end: int
+
+
+ABSENT: Final = object()
+
+
+def child(value: Any, part: str | int) -> Any:
+    """The entry `part` of a map or a list; ABSENT when there is none."""
+    if isinstance(value, dict):
+        return value.get(part, ABSENT)
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part]
+    return ABSENT
 
 
 def split_lines(text: str) -> list[str]:

@@ -21,7 +21,7 @@ from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.checks import check_origins, check_proxy_rules
 from sbctl.config.compiled import CompiledDeployment
 from sbctl.config.diagnose import Report, report_expansion, validated
-from sbctl.config.document import Document, Path
+from sbctl.config.document import ABSENT, Document, Path, child
 from sbctl.config.interpolate import Variables, expanded
 from sbctl.config.layers import Layer, View
 from sbctl.config.models import DeploymentModel, EngineModel, ProxyModel
@@ -59,13 +59,10 @@ def layers_at(document: Document, *paths: Path) -> tuple[Layer, ...]:
     for path in paths:
         value: Any = document.value
         for part in path:
-            value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
-        if value is not _ABSENT:
+            value = child(value, part)
+        if value is not ABSENT:
             found.append(Layer(path, value))
     return tuple(found)
-
-
-_ABSENT: Any = object()
 
 
 def _written_deployments(proxy: Any) -> list[str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from sbctl.base.errors import SourceSpan
-from sbctl.config.document import Document, Path
+from sbctl.config.document import ABSENT, Document, Path, child
 
 __all__ = ["Layer", "View", "merged"]
 
@@ -62,16 +62,8 @@ class View:
 
 
 def _has(value: Any, path: Path) -> bool:
-    current: Any = value
     for part in path:
-        if isinstance(current, dict):
-            if part not in current:
-                return False
-            current = current[part]
-        elif isinstance(current, list):
-            if not isinstance(part, int) or part >= len(current):
-                return False
-            current = current[part]
-        else:
+        value = child(value, part)
+        if value is ABSENT:
             return False
     return True

@@ -1,0 +1,69 @@
+"""What of a configuration can matter to a plan, as JSON: the part of `CompiledConfig` that its digest covers.
+
+Comments, notes, the order of keys, names of catalog files and who accepts what unenforced are not in it. No secret is: a password is its
+reference and its keyed fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sbctl.base.digests import fingerprint
+from sbctl.config.compiled import CompiledDeployment, CompiledHost, CompiledOrigin
+from sbctl.config.models import ProxyModel
+from sbctl.trust.bundle import ApiKeyEntry
+
+__all__ = ["host_meaning", "keys_meaning", "served_meaning"]
+
+
+def served_meaning(
+    proxy: ProxyModel, deployments: Mapping[str, CompiledDeployment], origins: Mapping[str, CompiledOrigin]
+) -> str:
+    """64 hex characters over what hosts that see the same share."""
+    return fingerprint(
+        {
+            "proxy": proxy.model_dump(mode="json", exclude={"model_host": {"catalog_file", "deployments"}}),
+            "deployments": {
+                name: {
+                    "model": each.model.model_dump(mode="json"),
+                    "artifact": each.artifact.artifact,
+                    "sources": [each.artifact.source, each.artifact.revision, *each.artifact.mirrors],
+                    "engine": each.engine,
+                    "policy": each.engine_policy.model_dump(mode="json"),
+                    "context_length": each.context_length,
+                }
+                for name, each in deployments.items()
+            },
+            "origins": {
+                name: {
+                    "default": each.default_model,
+                    "routes": {route.model: route.deployment for route in each.routes},
+                }
+                for name, each in origins.items()
+            },
+        }
+    )
+
+
+def keys_meaning(api_keys: Mapping[str, ApiKeyEntry]) -> dict[str, Any]:
+    """The callers, as JSON."""
+    return {name: key.model_dump(mode="json") for name, key in api_keys.items()}
+
+
+def host_meaning(host: CompiledHost, served: str) -> dict[str, Any]:
+    """One host; `served` is the digest of what it serves."""
+    password, connection = host.admin_password, host.connection
+    return {
+        "connection": [
+            connection.kind, connection.address, connection.port, connection.user, connection.host_key, connection.identity_file,
+        ],
+        "roles": sorted(host.roles),
+        "labels": dict(host.labels),
+        "served": served,
+        "admin_password": None if password is None else [password.reference, password.fingerprint],
+        "delivery": host.delivery,
+        "python": host.python,
+        "keep_weights": host.keep_weights,
+        "data_address": host.data_address,
+    }  # fmt: skip
