@@ -1,6 +1,6 @@
 """`origin.H/HOSTNAME`: one hostname of a host's API: its public model names and the deployments behind them. A member of `bundle.H`.
 
-The runtime reports the bundle, not each origin: an origin is there as long as its bundle is, and what differs is the bundle's drift.
+Its fingerprint is the member's digest, which the runtime reports for what it serves.
 """
 
 # ruff: noqa: ARG002 - the protocol has one signature for all kinds
@@ -29,7 +29,7 @@ class OriginProvider:
         return spec.desired(config)
 
     def interpret(self, snapshot: NodeSnapshot | None, address: Address, recorded: Recorded | None) -> Observed:
-        return observe.interpret(snapshot)
+        return observe.interpret(snapshot, address)
 
     def diff(
         self, desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext

@@ -6,7 +6,7 @@ from providers.comparison import Comparison, gone_leaves, new_leaves
 from sbctl.base.truths import Desired, Recorded
 from sbctl.plan.blast_radius import action_radius
 from sbctl.plan.leaves import leaf_changes
-from sbctl.plan.model import Change, DiffContext, Observed
+from sbctl.plan.model import Change, DiffContext, Leaf, Observed
 
 __all__ = ["diff"]
 
@@ -17,37 +17,44 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         return comparison.unreachable()
     if desired is None:
         return _removed(comparison)
-    lost = recorded is not None and _gone(comparison)
+    lost = recorded is not None and _gone(observed)
     if recorded is None or lost:
         return comparison.change(
             "create",
-            "the runtime has no bundle any more" if lost else "a new hostname",
+            "the runtime does not serve it any more" if lost else "a new hostname",
             leaves=new_leaves(desired.spec),
             blast_radius=action_radius("origin", "create"),
             drifted=lost,
         )
-    if desired.fingerprint == recorded.fingerprint:
+    drift = _drift(observed, recorded)
+    if desired.fingerprint == recorded.fingerprint and not drift:
         return comparison.unchanged()
-    leaves = leaf_changes(recorded.spec, desired.spec)
+    leaves = leaf_changes(recorded.spec, desired.spec) if desired.fingerprint != recorded.fingerprint else ()
     return comparison.change(
         "update",
-        "sb.yml asks for something else",
-        leaves=leaves,
-        blast_radius=action_radius("origin", "update", leaves),
+        "sb.yml asks for something else" if leaves else drift[0].reason,
+        leaves=(*leaves, *drift),
+        blast_radius=action_radius("origin", "update", (*leaves, *drift)),
+        drifted=bool(drift),
     )
 
 
-def _gone(comparison: Comparison) -> bool:
-    """A runtime that is down says nothing of its bundle."""
-    status = comparison.observed.status
-    return status == "not_bootstrapped" or (status == "absent" and comparison.snapshot.runtime.healthy)
+def _gone(observed: Observed) -> bool:
+    return observed.status == "not_bootstrapped" or (observed.status == "absent" and observed.decisive["known"])
+
+
+def _drift(observed: Observed, recorded: Recorded) -> tuple[Leaf, ...]:
+    found = observed.decisive.get("content_digest")
+    if found in (None, recorded.fingerprint):
+        return ()
+    return (Leaf("content", found[:12], recorded.fingerprint[:12], "the runtime routes something else"),)
 
 
 def _removed(comparison: Comparison) -> Change:
     recorded = comparison.recorded
     assert recorded is not None
-    if _gone(comparison):
-        return comparison.forgotten("the runtime has no bundle any more")
+    if _gone(comparison.observed):
+        return comparison.forgotten("the runtime does not serve it any more")
     return comparison.change(
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "not in sb.yml any more",

@@ -111,6 +111,8 @@ class BundleState(_Fact):
     content_digest: str
     key_epoch: int = 0
     signer: str = ""
+    origins: dict[str, str] | None = None
+    """Hostname → member digest of what it routes; None when nobody told (a runtime that is down)."""
 
 
 class ReplicaState(_Fact):

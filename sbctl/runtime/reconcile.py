@@ -21,7 +21,7 @@ from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.routes import RouteTable
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
 from sbctl.runtime.transition import Delta, Transition
-from sbctl.trust.bundle import BundleContent, TrustSet
+from sbctl.trust.bundle import BundleContent, TrustSet, member_digest
 from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
 __all__ = ["Action", "Reconciler"]
@@ -73,6 +73,7 @@ class Reconciler:
             content_digest=payload.content_digest,
             key_epoch=payload.key_epoch,
             signer=self._accepted.signer,
+            origins={name: member_digest(origin) for name, origin in payload.content.origins.items()},
         )
 
     def deployments(self) -> tuple[DeploymentState, ...]:

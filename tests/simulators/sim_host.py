@@ -158,6 +158,7 @@ class SimHost:
             content_digest=bundle.content_digest,
             key_epoch=bundle.key_epoch,
             signer=self.signer,
+            origins={name: member_digest(origin) for name, origin in bundle.content.origins.items()},
         )
 
     # Calls
