@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from sbctl.base.field_types import Block
 from sbctl.config.document import Path
 
-__all__ = ["Place", "blocks_of", "locate", "type_in_words"]
+__all__ = ["Children", "Place", "blocks_of", "children_of", "locate", "type_in_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ def locate(root: type[Block], path: Path) -> Place | None:
 
 def _locate(annotation: Any, field: FieldInfo | None, path: Path, dotted: tuple[str, ...]) -> Place | None:
     if not path:
-        blocks = blocks_of(annotation)
-        return Place(annotation, field, blocks[0] if blocks else None, ".".join(dotted))
+        return _place(annotation, field, ".".join(dotted))
     head, rest = path[0], path[1:]
     for part in _alternatives(annotation):
         origin, arguments = get_origin(part), get_args(part)
@@ -66,6 +65,39 @@ def _locate(annotation: Any, field: FieldInfo | None, path: Path, dotted: tuple[
         if found is not None:
             return found
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """What may stand inside a place: fields by name, and `named` where the user chooses the names (or numbers, in a list)."""
+
+    fields: Mapping[str, Place]
+    named: Place | None
+    inner_fields: frozenset[str]
+    is_list: bool
+
+
+def children_of(place: Place) -> Children:
+    """Everything that may follow a place in a dotted path."""
+    fields: dict[str, Place] = {}
+    named: Place | None = None
+    is_list = False
+    for part in _alternatives(place.annotation):
+        origin, arguments = get_origin(part), get_args(part)
+        if isinstance(part, type) and issubclass(part, Block):
+            for name, info in part.model_fields.items():
+                dotted = f"{place.dotted}.{name}".lstrip(".")
+                fields.setdefault(name, _place(info.annotation, info, dotted))
+        elif origin in (dict, tuple):
+            is_list = origin is tuple
+            named = _place(arguments[0 if is_list else 1], place.field, place.dotted)
+    inner = children_of(named).fields if named is not None else {}
+    return Children(fields, named, frozenset(inner), is_list)
+
+
+def _place(annotation: Any, field: FieldInfo | None, dotted: str) -> Place:
+    blocks = blocks_of(annotation)
+    return Place(annotation, field, blocks[0] if blocks else None, dotted)
 
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}

@@ -50,8 +50,19 @@ class ServingProviderModel(Block):
     serve: dict[str, Any] = Field(description="SBproxy's older way to host a model; not in this version.")
 
 
+_NOT_EXTERNAL: dict[str, Any] = {
+    "not": {
+        "anyOf": [
+            {"required": ["deployment"]},
+            {"required": ["serve"]},
+            {"required": ["provider_type"], "properties": {"provider_type": {"const": "managed_model"}}},
+        ]
+    }
+}
+
+
 class ExternalProviderModel(Block):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=_NOT_EXTERNAL)
     noun: ClassVar[str] = "an external provider"
 
     name: PlainText = Field(description="Name of the provider.")
