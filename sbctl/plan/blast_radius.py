@@ -18,8 +18,8 @@ __all__ = ["TABLE", "Row", "action_radius", "radius_of", "routed_deployments", "
 
 _HITLESS, _RELOAD, _RESTART, _BREAKING = BlastRadius
 
-When = Literal["any", "added", "removed", "changed", "lowered", "off"]
-"""How the value moved. `off` is true to false, `lowered` a number that shrank; both also count as `changed`."""
+When = Literal["any", "added", "removed", "lowered", "off"]
+"""How the value moved. `off` is something to nothing (true to false, filled to empty), `lowered` a number that shrank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +166,13 @@ def routed_deployments(origin_specs: Iterable[Mapping[str, Any]]) -> frozenset[s
 
 
 def _moved(when: When, before: Any, after: Any) -> bool:
-    added, removed = before is None and after is not None, after is None and before is not None
     match when:
         case "any":
             return True
         case "added":
-            return added
+            return before is None and after is not None
         case "removed":
-            return removed
-        case "changed":
-            return not added and not removed
+            return after is None and before is not None
         case "off":
             return bool(before) and not after
         case "lowered":
