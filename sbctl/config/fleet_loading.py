@@ -14,7 +14,6 @@ from sbctl.config.host_view import layers_at
 from sbctl.config.interpolate import Expansion, Variables, expanded
 from sbctl.config.layers import View
 from sbctl.config.scalars import Scalar
-from sbctl.trust.keys import parse_public_key
 
 __all__ = ["load_fleet", "written_vars"]
 
@@ -49,7 +48,11 @@ def load_fleet(report: Report, document: Document, environ: Mapping[str, str]) -
 
 
 def _check_signers(report: Report, fleet: FleetModel, view: View) -> None:
-    for name, key in (fleet.trust.signers if fleet.trust is not None else {}).items():
+    if fleet.trust is None:
+        return
+    from sbctl.trust.keys import parse_public_key
+
+    for name, key in fleet.trust.signers.items():
         try:
             parse_public_key(key)
         except InputError as error:
