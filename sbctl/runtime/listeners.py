@@ -14,6 +14,7 @@ import errno
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
@@ -21,17 +22,35 @@ from aiohttp import web
 from sbctl.base.errors import HostError, InputError
 from sbctl.base.limits import HTTP_HEADER_DEADLINE_S, HTTP_HEADER_MAX_BYTES, HTTP_IDLE_S
 
-__all__ = ["PROBE_ROUTES", "Handler", "Listener", "bind_tcp", "json_headers", "read_body"]
+__all__ = [
+    "BODY_DEADLINE_S",
+    "PROBE_ROUTES",
+    "Handler",
+    "Listener",
+    "ListenerLimits",
+    "bind_tcp",
+    "json_headers",
+    "read_body",
+]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PROBE_ROUTES: Final = ("/health", "/healthz", "/readyz", "/livez")
 
-_WRITE_STALL_S: Final = 30.0
-_BODY_DEADLINE_S: Final = 60.0
-_CONNECTIONS_MAX: Final = 1024
+BODY_DEADLINE_S: Final = 60.0
+
 _RESERVED: Final = 16
 _DESCRIPTORS_A_CONNECTION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """Seconds and counts of one listener."""
+
+    header_s: float = HTTP_HEADER_DEADLINE_S
+    write_stall_s: float = 30.0
+    idle_s: float = HTTP_IDLE_S
+    connections: int = 1024
 
 
 class _Connection(asyncio.Protocol):
@@ -68,7 +87,7 @@ class _Connection(asyncio.Protocol):
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        self._stall = asyncio.get_running_loop().call_later(_WRITE_STALL_S, self._cut)
+        self._stall = asyncio.get_running_loop().call_later(self._listener.limits.write_stall_s, self._cut)
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
@@ -96,7 +115,7 @@ class _Connection(asyncio.Protocol):
         self._in_request = not body_read
 
     def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(HTTP_HEADER_DEADLINE_S, self._cut)
+        self._timer = asyncio.get_running_loop().call_later(self._listener.limits.header_s, self._cut)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -130,10 +149,11 @@ def bind_tcp(address: str, port: int) -> socket.socket:
 class Listener:
     """One aiohttp application on one bound socket."""
 
-    def __init__(self, app: web.Application, *, connections_max: int = _CONNECTIONS_MAX) -> None:
+    def __init__(self, app: web.Application, limits: ListenerLimits | None = None) -> None:
+        self.limits = limits or ListenerLimits()
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         spare = max(8, (soft - 128) // (2 * _DESCRIPTORS_A_CONNECTION))
-        self._connections_max = min(connections_max, spare)
+        self._connections_max = min(self.limits.connections, spare)
         self._connections: dict[asyncio.BaseTransport, _Connection] = {}
         app.middlewares.insert(0, self._mark_request())
         self._runner = web.AppRunner(
@@ -141,7 +161,7 @@ class Listener:
             handle_signals=False,
             access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=HTTP_IDLE_S,
+            keepalive_timeout=self.limits.idle_s,
             max_line_size=8190,
             max_field_size=8190,
             max_headers=64,
@@ -209,20 +229,20 @@ class Listener:
         return mark
 
 
-async def read_body(request: web.Request, *, max_bytes: int) -> bytes:
+async def read_body(request: web.Request, *, max_bytes: int, deadline_s: float = BODY_DEADLINE_S) -> bytes:
     """The whole body. Raises InputError `request_body_too_large` as soon as that is known, `invalid_body` when it does not arrive in time."""
     if (request.content_length or 0) > max_bytes:
         raise InputError("request_body_too_large", f"a body here has at most {max_bytes} bytes")
     parts, total = [], 0
     try:
-        async with asyncio.timeout(_BODY_DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             async for part in request.content.iter_any():
                 parts.append(part)
                 total += len(part)
                 if total > max_bytes:
                     raise InputError("request_body_too_large", f"a body here has at most {max_bytes} bytes")
     except TimeoutError:
-        raise InputError("invalid_body", f"the body did not arrive within {_BODY_DEADLINE_S:.0f} s") from None
+        raise InputError("invalid_body", f"the body did not arrive within {deadline_s:.0f} s") from None
     except (web.PayloadAccessError, web.RequestPayloadError) as error:
         raise InputError("invalid_body", "the body ended early or is malformed") from error
     return b"".join(parts)

@@ -6,13 +6,14 @@ import asyncio
 import os
 import secrets
 from pathlib import Path
-from typing import Final
 
 import psutil
 
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.pull import pull
 from sbctl.base.errors import ArtifactError, EngineError
+from sbctl.base.flock import FileLock
+from sbctl.engines.detect import find_engine, find_llama_server
 from sbctl.engines.llama_cpp import launch_spec, weight_file
 from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
 from sbctl.node.paths import NodePaths
@@ -20,19 +21,42 @@ from sbctl.runtime.listener_proof import free_loopback_port
 from sbctl.runtime.provision import Prepared, Progress
 from sbctl.trust.bundle import DeploymentMember, EnginePolicy
 
-__all__ = ["NodeProvisioner", "find_build"]
+__all__ = ["NodeProvisioner"]
 
 
 class NodeProvisioner:
-    """One a daemon. Weights that a replica was given are leased until the daemon ends, so that nobody removes them under an engine."""
+    """One a daemon. Weights that a replica was given are leased until `keep_only`, so that nobody removes them under an engine."""
 
     def __init__(self, paths: NodePaths, cache_directory: Path, sockets: Path) -> None:
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
         self._sockets = sockets
+        self._builds: dict[tuple[str, int, int, int], EngineBuild] = {}
+        self._leases: dict[str, FileLock] = {}
 
     async def check_engine(self, member: DeploymentMember) -> EngineBuild:
-        return await asyncio.to_thread(find_build, member.engine, self._paths.engines)
+        return await asyncio.to_thread(self._find, member.engine)
+
+    def _find(self, policy: EnginePolicy) -> EngineBuild:
+        """A program of the user's is asked for its flags again only when its file changed."""
+        seen = None
+        if policy.launch == "binary":
+            program = Path(policy.path) if policy.path else find_llama_server(os.environ.get("PATH", ""))
+            seen = None if program is None else _file_identity(program)
+            if seen is not None and seen in self._builds:
+                return self._builds[seen]
+        found = find_engine(
+            launch=policy.launch,
+            version=policy.version,
+            path=policy.path,
+            engines=self._paths.engines,
+            search_path=os.environ.get("PATH", ""),
+        )
+        if found.build is None:
+            raise EngineError("engine_missing", found.reason, next_step=found.remedy or None)
+        if seen is not None:
+            self._builds[seen] = found.build
+        return found.build
 
     async def prepare(self, member: DeploymentMember, progress: Progress) -> Prepared:
         build = await self.check_engine(member)
@@ -47,8 +71,14 @@ class NodeProvisioner:
                 )
             note = f"{facts.model}:{facts.variant}"
             await pull(self._cache, facts, progress=lambda done, total: progress(done, total, note))
+        if facts.artifact not in self._leases:
+            self._leases[facts.artifact] = self._cache.lease(facts.artifact)
         snapshot = await asyncio.to_thread(self._cache.require, facts.artifact)
         return Prepared(snapshot / weight_file(facts), build)
+
+    def keep_only(self, artifacts: frozenset[str]) -> None:
+        for artifact in set(self._leases) - artifacts:
+            self._leases.pop(artifact).release()
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
         return launch_spec(
@@ -71,25 +101,9 @@ class NodeProvisioner:
         return EngineAddress(port=free_loopback_port())
 
 
-_SEARCHED: Final = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/homebrew/bin")
-
-
-def find_build(policy: EnginePolicy, engines: Path) -> EngineBuild:
-    """The program of a policy. Raises EngineError `engine_missing`."""
-    if policy.launch == "wheel":
-        home = engines / policy.engine / (policy.version or "")
-        python, launcher = home / "bin" / "python", home / "llama_wheel_launcher.py"
-        if not policy.version or not python.exists() or not launcher.exists():
-            raise _missing(f"{policy.engine} {policy.version} is not installed here", str(home))
-        return EngineBuild(policy.engine, "wheel", policy.version, (str(python), "-I", str(launcher)), home)
-    named = [Path(policy.path)] if policy.path else [Path(folder, "llama-server") for folder in _SEARCHED]
-    for program in named:
-        if program.is_file() and os.access(program, os.X_OK):
-            return EngineBuild(policy.engine, "binary", policy.version or "", (str(program),), program, ours=False)
-    raise _missing("there is no llama-server here", str(named[0]) if policy.path else "PATH")
-
-
-def _missing(message: str, place: str) -> EngineError:
-    return EngineError(
-        "engine_missing", message, place=place, next_step="apply again, or install it and check its path"
-    )
+def _file_identity(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return str(path), status.st_ino, status.st_mtime_ns, status.st_size

@@ -25,6 +25,8 @@ __all__ = ["OwnershipRecord", "OwnershipRecords", "end_tree"]
 _RECORD_MAX_BYTES: Final = 64 * 1024
 _POLL_S: Final = 0.05
 _KILL_WAIT_S: Final = 5.0
+_REAP_GRACE_S: Final = 2.0
+"""Shorter than for an engine in use: nobody waits for its answers, and serving waits for this."""
 
 
 class OwnershipRecord(BaseModel):
@@ -110,7 +112,7 @@ class OwnershipRecords:
         for path, record in list(self.read()):
             if record is not None and record.boot_id == this_boot and tree_of(record.leader, record.token):
                 self._log.warning("engine of a dead daemon", pid=record.pid, deployment=record.deployment)
-                await end_tree(record.leader, record.token)
+                await end_tree(record.leader, record.token, grace_s=_REAP_GRACE_S)
                 found += 1
             remove_file(path)
         return found

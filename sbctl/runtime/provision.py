@@ -45,3 +45,7 @@ class Provisioner(Protocol):
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
         """A fresh address and the whole command line. Raises EngineError `engine.unsafe_argument`, `engine.incompatible`."""
         ...
+
+    def keep_only(self, artifacts: frozenset[str]) -> None:
+        """Give up the leases on all other weights: nothing that runs or is desired uses them any more."""
+        ...

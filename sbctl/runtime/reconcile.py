@@ -141,6 +141,7 @@ class Reconciler:
             self._accepted = None
             old, self.generations, self.routes = list(self.generations.values()), {}, RouteTable()
             await self._retire(old)
+            self._release_weights()
 
     async def act(self, deployment: str, action: Action) -> DeploymentState:
         """Load, stop or reset now. A stop is remembered across restarts until a load, a reset or the next bundle.
@@ -211,6 +212,7 @@ class Reconciler:
         self._swap(content)
         self._log.info("committed", **asdict(delta))
         degraded = await self._retire(old)
+        self._release_weights()
         degraded |= await self._wake(kept, progress)
         return self._report(delta, degraded)
 
@@ -243,6 +245,10 @@ class Reconciler:
                 self._log.error("a generation did not end", deployment=generation.deployment, error=str(result))
                 failures[generation.deployment] = str(result)
         return failures
+
+    def _release_weights(self) -> None:
+        used = frozenset(generation.member.artifact.artifact for generation in self.generations.values())
+        self._ports.provisioner.keep_only(used)
 
     def _report(self, delta: Delta, degraded: dict[str, str]) -> dict[str, Any]:
         states = [state.model_dump(mode="json") for state in self.deployments()]

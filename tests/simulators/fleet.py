@@ -100,6 +100,8 @@ class FleetSimulator:
         self.calls: list[Call] = []
         self.opened: list[str] = []
         self.sessions: list[SimSession] = []
+        self.before_call: Callable[[], None] = lambda: None
+        """Runs before every call; a test that simulates the death of the control side raises here."""
         self._lock = threading.Lock()
 
     def add(self, name: str, *, facts: HostFacts = DEFAULT_FACTS, bootstrapped: bool = False) -> SimHost:
@@ -161,6 +163,7 @@ class FleetSimulator:
 
     def note(self, call: Call) -> Fault | None:
         """Log a call and find the fault that strikes it; every fault counts the call."""
+        self.before_call()
         with self._lock:
             self.calls.append(call)
             struck = [fault for fault in self.faults if fault.strikes(call.host, call.method)]

@@ -12,7 +12,7 @@ from sbctl.base.ids import Address
 from sbctl.base.truths import Recorded
 from sbctl.plan.model import Change, Step
 
-__all__ = ["MemoryRun", "MemoryState"]
+__all__ = ["Killed", "MemoryRun", "MemoryState"]
 
 
 @dataclass
@@ -34,14 +34,19 @@ class MemoryState:
         return MemoryRun(self)
 
 
+class Killed(BaseException):
+    """The process died here. Not an Exception, so that no code under test catches it."""
+
+
 class MemoryRun:
-    """A run over MemoryState. `fail_at`: from the n-th write on the disk is full."""
+    """A run over MemoryState. `fail_at`: from the n-th write on the disk is full. `dead`: the process was killed, nothing is written."""
 
     def __init__(self, state: MemoryState) -> None:
         self._state = state
         self._lock = threading.Lock()
         self.serial = state.serial
         self.fail_at: int | None = None
+        self.dead = False
         self.writes = 0
         self.status: str | None = None
 
@@ -87,6 +92,8 @@ class MemoryRun:
 
     def _write(self, write: Callable[[], None]) -> None:
         with self._lock:
+            if self.dead:
+                raise Killed
             self.writes += 1
             if self.fail_at is not None and self.writes >= self.fail_at:
                 raise SbctlError("disk.full", "the disk is full", next_step="free space, then run the command again")

@@ -34,8 +34,9 @@ from sbctl.trust.bundle import (
 )
 from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.keys import SigningKey
-from tests.simulators.scripted_engine import PROGRAM
 
+FAKE = Path(__file__).with_name("fake_llama_server.py")
+ROOT = Path(__file__).resolve().parents[2]
 LINEAGE = "11111111-2222-3333-4444-555555555555"
 SCOPE = "local"
 
@@ -57,13 +58,18 @@ def weights(folder: Path, name: str = "tiny") -> ArtifactFacts:
     )
 
 
-def engine_program(folder: Path, *behave: str, name: str = "llama-server") -> Path:
-    """An executable with the given behaviour."""
+def engine_program(folder: Path, name: str = "llama-server", **behave: Any) -> Path:
+    """A stand-in for llama-server of its own, doing wrong what `behave` says (see `fake_llama_server`)."""
     program = folder / name
-    options = " ".join(f"--behave '{entry}'" for entry in behave)
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {PROGRAM} "$@" {options}\n', encoding="utf-8")
+    program.write_bytes(FAKE.read_bytes())
     program.chmod(0o755)
+    behaves(program, **behave)
     return program
+
+
+def behaves(program: Path, **behave: Any) -> None:
+    """Change what it does wrong, from its next request on."""
+    Path(f"{program}.control.json").write_text(json.dumps(behave), encoding="utf-8")
 
 
 def member(artifact: ArtifactFacts, program: Path | str, **changes: Any) -> DeploymentMember:
@@ -165,7 +171,7 @@ class RuntimeProcess:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sbctl.runtime.main", "serve", *argv],
-                env={**env, "PYTHONPATH": str(Path(PROGRAM).parents[2])},
+                env={**env, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -175,7 +181,9 @@ class RuntimeProcess:
         end_s = time.monotonic() + deadline_s
         while time.monotonic() < end_s:
             if self.process.poll() is not None:
-                raise AssertionError(f"the runtime ended with {self.process.returncode}: {self.log.read_text()[-2000:]}")
+                raise AssertionError(
+                    f"the runtime ended with {self.process.returncode}: {self.log.read_text()[-2000:]}"
+                )
             with contextlib.suppress(OSError, http.client.HTTPException):
                 status = self.status()
                 if status["healthy"]:
@@ -208,7 +216,9 @@ class RuntimeProcess:
         status, data = self.call("POST", f"/control/v1/deployments/{deployment}/{action}")
         return status, json.loads(data)
 
-    def http(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, Any, Any]:
+    def http(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any, Any]:
         """Through the public listener: status, parsed body, headers."""
         host = self.status()["http_url"].removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=30)
@@ -222,7 +232,19 @@ class RuntimeProcess:
             connection.close()
 
     def ask(self, text: str = "Hi", **more: Any) -> tuple[int, Any, Any]:
-        return self.http("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **more})
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 3, **more}
+        return self.http("POST", "/v1/chat/completions", body)
+
+    def engine_gauge(self, name: str) -> int:
+        """A number of the only engine's own metrics, asked for at its address."""
+        (record,) = self.paths.engine_records.glob("*.json")
+        connection = http.client.HTTPConnection(json.loads(record.read_text())["address"], timeout=5)
+        try:
+            connection.request("GET", "/metrics")
+            rows = dict(line.rsplit(" ", 1) for line in connection.getresponse().read().decode().splitlines())
+            return int(rows[f"llamacpp:{name}"])
+        finally:
+            connection.close()
 
     def engine_pids(self) -> list[int]:
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from sbctl.base.ids import Address
 from sbctl.base.truths import Desired
 from sbctl.plan.model import Plan, PlanMode
 from tests.simulators.fleet import FleetSimulator
-from tests.simulators.memory_state import MemoryRun, MemoryState
+from tests.simulators.memory_state import Killed, MemoryRun, MemoryState
 from tests.simulators.small_kinds import PROVIDERS, SmallServices, Wanted, prepare_host, small_plan, wanted
 
 __all__ = ["Recorder", "SmallWorld"]
@@ -63,6 +64,30 @@ class SmallWorld:
 
     def apply(self, hosts: Mapping[str, Wanted], **options: Any) -> ApplyResult:
         return self.execute(self.plan(hosts), **options)
+
+    def kill_at(self, plan: Plan, boundary: int, **options: Any) -> bool:
+        """Carry out `plan` in a process that dies at the n-th boundary; False when it ended before that."""
+
+        def die() -> None:
+            assert self.last_run is not None
+            self.last_run.dead = True
+            raise Killed
+
+        def alive() -> None:
+            if self.last_run is not None and self.last_run.dead:
+                raise Killed
+
+        self.fleet.before_call = alive
+        try:
+            self.execute(plan, crash_points=CrashPoints(boundary, crash=die), **options)
+        except Killed:
+            for thread in threading.enumerate():
+                if thread.name.startswith("sbctl-apply-"):
+                    thread.join(30)
+            return True
+        finally:
+            self.fleet.before_call = lambda: None
+        return False
 
     def execute(
         self,

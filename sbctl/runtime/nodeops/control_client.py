@@ -1,0 +1,134 @@
+"""Talking to the runtime on this host: HTTP over its control socket, blocking, with deadlines."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sbctl.base import strict_json
+from sbctl.base.errors import HostError, InputError, SbctlError, UnreachableError, error_from_wire
+from sbctl.base.limits import MIB
+
+__all__ = ["ControlClient"]
+
+_ANSWER_MAX_BYTES: Final = 4 * MIB
+_LINE_MAX_BYTES: Final = 1 * MIB
+_QUICK_S: Final = 5.0
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("runtime", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class ControlClient:
+    """One control socket; a connection for each request."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._running: _Connection | None = None
+
+    def status(self, *, timeout_s: float = _QUICK_S) -> dict[str, Any] | None:
+        """The status document; None when nobody answers, or nothing that is one."""
+        try:
+            return self._json("GET", "/control/v1/status", None, timeout_s)
+        except SbctlError:
+            return None
+
+    def clear_bundle(self, *, timeout_s: float) -> dict[str, Any]:
+        return self._json("DELETE", "/control/v1/bundle", None, timeout_s)
+
+    def deployment_action(self, deployment: str, action: str, *, timeout_s: float) -> dict[str, Any]:
+        return self._json("POST", f"/control/v1/deployments/{deployment}/{action}", {}, timeout_s)
+
+    def apply_bundle(
+        self, envelope: str, expected_revision: int | None, *, silence_s: float
+    ) -> Iterator[dict[str, Any]]:
+        """The lines of the transaction as they come; the last is result or error. Raises UnreachableError when the runtime falls silent."""
+        body = {"envelope": envelope, "expected_revision": expected_revision}
+        response = self._request("POST", "/control/v1/bundle", body, silence_s)
+        try:
+            if response.status != 200:
+                raise _refusal(response.status, response.read(_ANSWER_MAX_BYTES))
+            while line := response.readline(_LINE_MAX_BYTES):
+                yield _object(line)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._silent(error) from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the connection of a running request; what the runtime began, it ends."""
+        connection, self._running = self._running, None
+        if connection is not None:
+            if connection.sock is not None:
+                try:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+            connection.close()
+
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        response = self._request(method, path, body, timeout_s)
+        try:
+            data = response.read(_ANSWER_MAX_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from error
+        finally:
+            self.abandon()
+        if response.status != 200:
+            raise _refusal(response.status, data)
+        return _object(data)
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> http.client.HTTPResponse:
+        connection = _Connection(self._path, timeout_s)
+        self._running = connection
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self.abandon()
+            raise self._silent(error) from error
+
+    def _silent(self, error: BaseException) -> UnreachableError:
+        what = "it gave no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return UnreachableError(
+            "runtime.unreachable",
+            f"the runtime on this host does not answer: {what}",
+            place=str(self._path),
+            next_step="run sbctl apply, which starts it; its log says why it stopped",
+            retryable=True,
+        )
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = strict_json.loads(data, max_bytes=_ANSWER_MAX_BYTES)
+    except InputError as error:
+        raise HostError("runtime.answer_invalid", f"the runtime answered nonsense: {error.message}") from error
+    if not isinstance(value, dict):
+        raise HostError("runtime.answer_invalid", "the runtime answered something that is not an object")
+    return value
+
+
+def _refusal(status: int, data: bytes) -> SbctlError:
+    try:
+        raw = _object(data).get("error")
+    except HostError:
+        raw = None
+    if isinstance(raw, dict):
+        return error_from_wire(raw)
+    return HostError("runtime.refused", f"the runtime answered {status}")
