@@ -95,8 +95,8 @@ class Lab:
     def pristine(self, host: LabHost) -> None:
         """Remove whatever sbctl left on the host, programs included."""
         host.ssh(
-            "systemctl stop 'sbctl*' 2>/dev/null;"
-            "pkill -KILL -f /opt/sbctl/ ;"
+            "systemctl stop 'sbctl*.service' 2>/dev/null;"
+            "pkill -KILL -f [/]opt/sbctl/;"
             "rm -rf /etc/sbctl /var/lib/sbctl /var/cache/sbctl /opt/sbctl /etc/systemd/system/sbctl-runtime*"
             " /home/ops/.config/sbctl-runtime /home/ops/.local /home/ops/.cache; systemctl daemon-reload; true"
         )
