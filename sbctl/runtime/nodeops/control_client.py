@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -72,10 +73,8 @@ class ControlClient:
         connection, self._running = self._running, None
         if connection is not None:
             if connection.sock is not None:
-                try:
+                with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
             connection.close()
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:

@@ -1,0 +1,200 @@
+"""`engine.install` and `engine.remove`: the llama.cpp wheel in an environment of its own, below `<opt>/engines/llama_cpp/<version>`.
+
+Built beside its place by uv from the one wheel, offline and by digest; tried; then given its name by one rename. `engine.json` in it says
+what it was made of. The launcher script is a copy of ours, so a newer launcher replaces the installation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from sbctl.artifacts.download import fetch_file
+from sbctl.artifacts.fetch_policy import FetchSettings
+from sbctl.artifacts.fetcher import Fetcher
+from sbctl.artifacts.partial import require_space
+from sbctl.artifacts.pypi import resolve
+from sbctl.base import fs
+from sbctl.base.digests import sha256_bytes, sha256_file
+from sbctl.base.errors import EngineError, HostError, RefusedError
+from sbctl.base.limits import MIB
+from sbctl.engines import llama_wheel_launcher
+from sbctl.engines.detect import LAUNCHER_NAME, RECORD_NAME, EngineRecord, installed_wheels
+from sbctl.node.messages import EngineInstall, EngineRemove
+from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
+from sbctl.runtime.nodeops.programs import run_program
+
+__all__ = ["install_engine", "remove_engine"]
+
+_VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
+_UV_DEADLINE_S: Final = 300.0
+_SMOKE_DEADLINE_S: Final = 60.0
+_STALE_S: Final = 3600.0
+_UNPACKED_FACTOR: Final = 4
+"""A wheel's installation takes less than this times its size."""
+
+
+def _home(context: NodeContext, version: str) -> Path:
+    if _VERSION.fullmatch(version) is None:
+        raise EngineError("engine.version_invalid", f"{version[:64]!r} is not a version")
+    return context.paths.engines / "llama_cpp" / version
+
+
+def _launcher_source() -> bytes:
+    return fs.read_bounded(Path(str(llama_wheel_launcher.__file__)), max_bytes=MIB)
+
+
+def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any]:
+    """Raises EngineError `engine.install_failed`, HostError `put.missing`, ArtifactError of the fetch, SbctlError `disk.*`."""
+    home = _home(context, params.version)
+    launcher = _launcher_source()
+    record = EngineRecord(
+        engine=params.engine,
+        launch=params.launch,
+        version=params.version,
+        wheel=params.wheel.filename,
+        sha256=params.wheel.sha256,
+        launcher_sha256=sha256_bytes(launcher),
+        python=params.python,
+    )
+    answer = {"path": str(home), "version": params.version, "digest": params.wheel.sha256}
+    if record in installed_wheels(context.paths.engines) and _smoke(home) is None:
+        _forget_blob(context, params)
+        return answer
+    fs.ensure_directory(home.parent, mode=0o755)
+    fs.sweep_temporaries(home.parent, older_than_s=_STALE_S, now_s=context.clock.now().timestamp())
+    staged = fs.temporary_path(home.parent)
+    fs.ensure_directory(staged, mode=0o755)
+    try:
+        wheel = _wheel(context, params, staged)
+        require_space(home.parent, _UNPACKED_FACTOR * wheel.stat().st_size)
+        context.cancellation.check()
+        context.report(0, None, f"installing {params.project} {params.version}")
+        environment = _build(params, wheel, staged)
+        fs.write_atomic(environment / LAUNCHER_NAME, launcher, mode=0o644)
+        failure = _smoke(environment)
+        if failure is not None:
+            raise EngineError(
+                "engine.install_failed", f"the installed engine does not start: {failure}", place=str(home),
+                next_step="this wheel does not run on this host; use launch: binary",
+            )  # fmt: skip
+        fs.write_atomic(environment / RECORD_NAME, record.model_dump_json().encode(), mode=0o644)
+        os.sync()
+        fs.replace_directory(environment, home)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    _forget_blob(context, params)
+    return answer
+
+
+def _wheel(context: NodeContext, params: EngineInstall, staged: Path) -> Path:
+    """The wheel under its own name in `staged`: from what was put, or from the package index."""
+    target = staged / params.wheel.filename
+    blob = context.paths.blobs / params.wheel.sha256
+    if params.delivery == "pull":
+        run_cancellable(context, _fetch(context, params, target))
+        return target
+    if not blob.is_file():
+        raise HostError(
+            "put.missing", f"{params.wheel.filename} was not sent to this host", place=str(blob), retryable=True
+        )
+    if sha256_file(blob) != params.wheel.sha256:
+        raise HostError("put.digest_mismatch", "the wheel has other bytes than its name says", place=str(blob))
+    fs.link_or_copy(blob, target)
+    return target
+
+
+async def _fetch(context: NodeContext, params: EngineInstall, target: Path) -> None:
+    async with Fetcher(FetchSettings.from_environ(context.environ)) as fetcher:
+        file = await resolve(
+            params.project, params.version, fetcher=fetcher, filename=params.wheel.filename, content_is_pinned=True
+        )
+        await fetch_file(
+            [file.url],
+            target,
+            sha256=params.wheel.sha256,
+            size_bytes=file.size_bytes,
+            progress=lambda done, total: context.report(done, total, params.wheel.filename),
+            fetcher=fetcher,
+        )
+
+
+def _build(params: EngineInstall, wheel: Path, staged: Path) -> Path:
+    from uv import find_uv_bin
+
+    uv, environment = find_uv_bin(), staged / "environment"
+    requirements = staged / "requirements.txt"
+    pinned = f"{params.project}=={params.version} --hash=sha256:{params.wheel.sha256}\n"
+    fs.write_atomic(requirements, pinned.encode())
+    common = ("--no-config", "--offline", "--quiet", "--no-python-downloads", "--cache-dir", str(staged / "cache"))
+    _uv((uv, "venv", *common, "--relocatable", "--python", params.python, str(environment)), staged)
+    exactly = ("--no-index", "--no-deps", "--require-hashes", "--no-build", "--find-links", str(wheel.parent))
+    into = ("--python", str(environment / "bin" / "python"), "--requirements", str(requirements))
+    _uv((uv, "pip", "install", *common, *exactly, *into), staged)
+    return environment
+
+
+def _uv(argv: tuple[str, ...], staged: Path) -> None:
+    environ = {"HOME": str(staged), "TMPDIR": str(staged)}
+    done = run_program(argv, deadline_s=_UV_DEADLINE_S, environ=environ, cwd=staged)
+    if done.returncode:
+        raise EngineError(
+            "engine.install_failed",
+            f"uv {argv[1]} failed: {done.tail() or f'status {done.returncode}'}",
+            next_step="check the named Python on this host and the free space, then run sbctl apply again",
+        )
+
+
+def _smoke(environment: Path) -> str | None:
+    """Why the engine cannot start here; None when its library loads."""
+    argv = (str(environment / "bin" / "python"), "-I", "-B", "-c", "import xllamacpp; xllamacpp.CommonParams()")
+    try:
+        done = run_program(argv, deadline_s=_SMOKE_DEADLINE_S)
+    except HostError as error:
+        return error.message
+    return None if done.returncode == 0 else done.tail(2) or f"status {done.returncode}"
+
+
+def _forget_blob(context: NodeContext, params: EngineInstall) -> None:
+    if context.paths.blobs.is_dir():
+        fs.remove_file(context.paths.blobs / params.wheel.sha256)
+
+
+def remove_engine(context: NodeContext, params: EngineRemove) -> dict[str, Any]:
+    """Raises RefusedError `engine.in_use` while a process of it runs."""
+    home = _home(context, params.version)
+    if not home.is_dir():
+        return {"removed": False}
+    running = _processes_of(home)
+    if running:
+        raise RefusedError(
+            "engine.in_use",
+            f"llama.cpp {params.version} is running (pid {', '.join(map(str, running[:5]))})",
+            place=str(home),
+            next_step="remove or stop the deployments that use it first",
+        )
+    removed = fs.remove_tree(home)
+    for empty in (home.parent, home.parent.parent):
+        try:
+            empty.rmdir()
+        except OSError:
+            break
+    return {"removed": removed}
+
+
+def _processes_of(home: Path) -> list[int]:
+    """Processes that were started from `home`, by the program they name."""
+    found = []
+    prefix = f"{home}/".encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    if file.read(4096).startswith(prefix):
+                        found.append(int(name))
+            except OSError:
+                continue
+    return sorted(found)

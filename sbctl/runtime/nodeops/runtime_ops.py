@@ -1,0 +1,230 @@
+"""`runtime.activate`: make one installed version the running runtime, with this configuration, trust and secrets.
+
+Order: check owner and trust ► files, each atomic ► unit, verified ► `current` ► start or restart only when something decisive differs from
+what runs ► healthy. Done again it finds its work done and restarts nothing. A failure leaves files that the next activation compares anew.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets as random_secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sbctl.base import fs
+from sbctl.base.digests import canonical_json, sha256_bytes
+from sbctl.base.errors import HostError, InputError, RefusedError, SbctlError
+from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.node.messages import RuntimeActivate
+from sbctl.node.paths import NodePaths
+from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.control_client import ControlClient
+from sbctl.runtime.nodeops.snapshot import host_facts, stored_config
+from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, render_unit, systemd_of
+from sbctl.runtime.settings import load_trust
+from sbctl.runtime.supervise import start_supervised, stop_supervised, supervisor_of
+from sbctl.trust.verifier import trust_digest, verify_trust
+
+__all__ = ["activate", "refuse_other_lineage", "refuse_started_by_hand"]
+
+_PASSWORD: Final = "admin_password"  # noqa: S105 - the name of the file
+_HEALTHY_DEADLINE_S: Final = 60.0
+_START_DEADLINE_S: Final = 300.0
+_POLL_S: Final = 0.1
+_FILE_MAX_BYTES: Final = 4 * BUNDLE_MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What must be running, as the control socket reports it."""
+
+    version: str
+    config_sha256: str
+    trust_digest: str
+
+    def differs(self, status: Mapping[str, Any] | None) -> str | None:
+        """What is not so yet, in a phrase; None when all is."""
+        if status is None:
+            return "it does not answer"
+        if not status.get("healthy"):
+            return "it is not healthy"
+        for name in ("version", "config_sha256", "trust_digest"):
+            if status.get(name) != getattr(self, name):
+                return f"it runs with another {name.partition('_')[0]}"
+        return None
+
+
+def refuse_other_lineage(facts: Mapping[str, Any], lineage: str) -> None:
+    """Raises RefusedError `host.other_lineage` when another fleet holds this host."""
+    marker = facts["marker"]
+    if marker and marker["lineage"] != lineage:
+        raise RefusedError(
+            "host.other_lineage",
+            f'this machine belongs to another fleet: it is its host "{marker["host"]}"',
+            next_step="destroy it from the fleet that owns it, or take the machine out of this sb.yml",
+        )
+
+
+def refuse_started_by_hand(status: Mapping[str, Any] | None) -> None:
+    """Raises RefusedError `runtime.started_by_hand`."""
+    if status is not None and status.get("started_by_hand"):
+        raise RefusedError(
+            "runtime.started_by_hand",
+            "the runtime here was started by hand (sbctl-runtime serve --config): its own file rules it",
+            place=f"pid {status.get('pid')}",
+            next_step="stop it, then run the command again",
+        )
+
+
+def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
+    """Raises RefusedError of lineage and trust, HostError `runtime.not_installed`, `runtime.not_healthy`, SbctlError `disk.*`."""
+    paths, config = context.paths, params.config
+    facts = host_facts(context)
+    refuse_other_lineage(facts, config.lineage)
+    if params.version not in facts["runtime"]["installed_versions"]:
+        raise HostError(
+            "runtime.not_installed", f"runtime {params.version} is not installed here", place=str(paths.opt)
+        )
+    control = ControlClient(paths.control_socket)
+    refuse_started_by_hand(control.status())
+    wanted = _write_files(context, params)
+    version_directory = paths.version(params.version)
+    systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
+    unit = None
+    if systemd is not None:
+        unit = render_unit(systemd.kind, paths, version_directory, config)
+        systemd.install(unit)
+    if not paths.current.is_symlink() or os.readlink(paths.current) != params.version:
+        fs.replace_symlink(paths.current, params.version)
+    context.cancellation.check()
+    context.report(0, None, "starting the runtime")
+    if systemd is not None:
+        _run_under_systemd(paths, systemd, control, wanted)
+    else:
+        _run_under_parent(context, version_directory, control, wanted)
+    status = _await_healthy(context, control, wanted, systemd)
+    return {
+        "pid": status.get("pid"),
+        "unit_sha256": None if unit is None else sha256_bytes(unit),
+        "config_sha256": wanted.config_sha256,
+        "trust_digest": wanted.trust_digest,
+        "supervision": systemd.kind if systemd is not None else "parent",
+    }
+
+
+def _write_files(context: NodeContext, params: RuntimeActivate) -> _Wanted:
+    paths, config = context.paths, params.config
+    current, _ = _current_trust(paths)
+    trust = verify_trust(params.trust_envelope, current=current, lineage=config.lineage)
+    cache = Path(config.cache_directory) if config.cache_directory else paths.models
+    fs.ensure_directory(paths.etc, mode=0o755)
+    for directory, mode in ((paths.secrets, 0o700), (paths.state, 0o700), (cache, 0o755)):
+        fs.ensure_directory(directory, mode=mode)
+    data = canonical_json(config.model_dump(mode="json"))
+    if stored_config(paths)[1] != sha256_bytes(data):
+        fs.write_atomic(paths.runtime_config, data, mode=0o600)
+    if trust != current:
+        fs.write_atomic(paths.trust, params.trust_envelope.encode(), mode=0o600)
+    _write_password(context)
+    return _Wanted(params.version, sha256_bytes(data), trust_digest(trust))
+
+
+def _current_trust(paths: NodePaths) -> tuple[Any, str | None]:
+    """The set this host holds. A damaged one is an error: a host that cannot tell whom it trusts takes nobody's word."""
+    try:
+        return load_trust(paths)
+    except SbctlError as error:
+        raise RefusedError(
+            "trust.damaged",
+            f"the signer set on this host cannot be read: {error.message}",
+            place=str(paths.trust),
+            next_step="look who wrote it; remove the file to trust this fleet's operator anew over the login",
+        ) from error
+
+
+def _write_password(context: NodeContext) -> None:
+    """The one that was sent, else the one that is there, else a new one."""
+    path = context.paths.secrets / _PASSWORD
+    sent = context.secrets.get(_PASSWORD)
+    try:
+        stored = fs.read_bounded(path, max_bytes=_FILE_MAX_BYTES)
+    except InputError as error:
+        if error.code != "file.missing":
+            raise
+        stored = b""
+    value = sent.reveal() if sent is not None else stored or random_secrets.token_urlsafe(24).encode()
+    if value != stored:
+        fs.write_atomic(path, value, mode=0o600)
+
+
+def _must_restart(paths: NodePaths, control: ControlClient, wanted: _Wanted, unit: Path | None) -> bool:
+    """Whether what runs is not what the files say. The password and the unit are in no status, so their times count."""
+    status = control.status()
+    if status is None or wanted.differs(status) is not None:
+        return True
+    started = _started_at(status.get("pid"))
+    watched = [paths.secrets / _PASSWORD, *([unit] if unit is not None else [])]
+    return started is None or any(path.stat().st_mtime > started for path in watched)
+
+
+def _started_at(pid: object) -> float | None:
+    import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time()) if isinstance(pid, int) else None
+    except psutil.Error:
+        return None
+
+
+def _run_under_systemd(paths: NodePaths, systemd: Systemd, control: ControlClient, wanted: _Wanted) -> None:
+    if supervisor_of(paths) is not None:
+        stop_supervised(paths)
+    restart = _must_restart(paths, control, wanted, systemd.unit_path)
+    systemd.must("daemon-reload")
+    systemd.must("enable", UNIT_NAME)
+    done = systemd.ctl("restart" if restart else "start", UNIT_NAME, deadline_s=_START_DEADLINE_S)
+    if done.returncode:
+        raise _not_healthy(paths, "it ended while it started", systemd.why() or done.tail())
+
+
+def _run_under_parent(context: NodeContext, version_directory: Path, control: ControlClient, wanted: _Wanted) -> None:
+    if supervisor_of(context.paths) is not None and _must_restart(context.paths, control, wanted, None):
+        stop_supervised(context.paths)
+    start_supervised(context.paths, version_directory, context.environ)
+
+
+def _await_healthy(
+    context: NodeContext, control: ControlClient, wanted: _Wanted, systemd: Systemd | None
+) -> Mapping[str, Any]:
+    began = context.clock.monotonic_s()
+    while True:
+        context.cancellation.check()
+        status = control.status()
+        missing = wanted.differs(status)
+        if missing is None and status is not None:
+            return status
+        if context.clock.monotonic_s() - began > _HEALTHY_DEADLINE_S:
+            break
+        context.clock.sleep_s(_POLL_S)
+    said = systemd.why() if systemd is not None else _log_tail(context.paths)
+    raise HostError(
+        "runtime.not_healthy",
+        +(f"; it said: {said}" if said else ""),
+        place=str(context.paths.control_socket),
+        next_step="correct what it says, then run sbctl apply again",
+    )
+
+
+def _log_tail(paths: NodePaths) -> str:
+    from sbctl.base.display import display_safe
+    from sbctl.base.secret import redact
+
+    try:
+        with (paths.logs / "runtime.log").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-5:]
+    except OSError:
+        return ""
+    return display_safe(redact("; ".join(lines)), max_chars=1500)

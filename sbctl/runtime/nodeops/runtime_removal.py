@@ -1,0 +1,96 @@
+"""`runtime.remove`: stop the runtime and its engines, then take away unit, programs, configuration, secrets and state; not the cache.
+
+Everything is stopped and seen to be gone before the first file goes, so an interrupted removal is finished by the next one. The node
+interface itself runs from a directory that goes; nothing is imported after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Any, Final
+
+from sbctl.base import fs
+from sbctl.base.errors import HostError
+from sbctl.base.flock import FileLock
+from sbctl.node.messages import RuntimeRemove
+from sbctl.node.paths import NodePaths
+from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.control_client import ControlClient
+from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage, refuse_started_by_hand
+from sbctl.runtime.nodeops.snapshot import host_facts
+from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, systemd_of
+from sbctl.runtime.ownership import OwnershipRecords
+from sbctl.runtime.supervise import stop_supervised
+
+__all__ = ["remove_runtime"]
+
+_KEPT_IN_ETC: Final = frozenset({"marker.json", "marker.lock"})
+_STOP_DEADLINE_S: Final = 300.0
+_GONE_DEADLINE_S: Final = 30.0
+_POLL_S: Final = 0.1
+
+
+def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any]:
+    """Raises RefusedError `host.other_lineage`, `runtime.started_by_hand`; HostError `runtime.not_stopped`; SbctlError `disk.*`."""
+    paths = context.paths
+    facts = host_facts(context)
+    refuse_other_lineage(facts, params.lineage)
+    refuse_started_by_hand(ControlClient(paths.control_socket).status())
+    context.report(0, None, "stopping the runtime and its engines")
+    systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
+    if systemd is not None and systemd.unit_path.is_file():
+        _stop_unit(systemd)
+    stop_supervised(paths)
+    _see_it_gone(context)
+    if systemd is not None and fs.remove_file(systemd.unit_path):
+        systemd.must("daemon-reload")
+        systemd.ctl("reset-failed", UNIT_NAME)
+    _remove_files(paths)
+    return {}
+
+
+def _stop_unit(systemd: Systemd) -> None:
+    systemd.must("disable", UNIT_NAME)
+    systemd.must("stop", UNIT_NAME, deadline_s=_STOP_DEADLINE_S)
+
+
+def _see_it_gone(context: NodeContext) -> None:
+    """The serve lock is free, and no engine of its records lives on."""
+    paths = context.paths
+    if not paths.state.is_dir():
+        return
+    lock = FileLock(paths.state / "serve.lock")
+    began = context.clock.monotonic_s()
+    while not lock.try_acquire():
+        if context.clock.monotonic_s() - began > _GONE_DEADLINE_S:
+            raise HostError(
+                "runtime.not_stopped",
+                "a runtime still serves this state directory",
+                place=str(paths.state),
+                next_step="look who started it, stop it, then run the command again",
+            )
+        context.clock.sleep_s(_POLL_S)
+    try:
+        asyncio.run(OwnershipRecords(paths.engine_records).reap())
+    finally:
+        lock.release()
+
+
+def _remove_files(paths: NodePaths) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(paths.etc)):
+            if name not in _KEPT_IN_ETC:
+                _remove(paths, name)
+    for directory in (paths.state, paths.opt):
+        if directory.is_dir():
+            fs.remove_tree(directory)
+
+
+def _remove(paths: NodePaths, name: str) -> None:
+    path = paths.etc / name
+    if path.is_dir() and not path.is_symlink():
+        fs.remove_tree(path)
+    else:
+        fs.remove_file(path)

@@ -1,0 +1,171 @@
+"""What the host says about itself: one call, read from files, one systemctl question, one control socket question, no bytes of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from sbctl.artifacts.cache import ArtifactCache
+from sbctl.base import fs
+from sbctl.base.digests import sha256_bytes
+from sbctl.base.errors import EngineError, HostError, InputError, SbctlError
+from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.engines.detect import find_llama_server, installed_wheels, probe_llama_server
+from sbctl.node.facts import FactsError, gather
+from sbctl.node.messages import RuntimeConfig
+from sbctl.node.paths import NodePaths
+from sbctl.node.snapshot import (
+    ArtifactState,
+    BundleState,
+    DeploymentState,
+    DiskState,
+    EngineState,
+    HostFacts,
+    HostMarker,
+    NodePathsState,
+    NodeSnapshot,
+    RuntimeState,
+)
+from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.control_client import ControlClient
+from sbctl.runtime.nodeops.units import Systemd, systemd_of
+from sbctl.runtime.settings import load_trust
+from sbctl.runtime.supervise import supervisor_of
+
+__all__ = ["cache_root", "host_facts", "stored_config", "take_snapshot"]
+
+_State = TypeVar("_State", BundleState, DeploymentState)
+
+_CONFIG_MAX_BYTES = 4 * BUNDLE_MAX_BYTES
+
+
+def host_facts(context: NodeContext) -> dict[str, Any]:
+    """The facts that need no runtime. Raises HostError `host.marker_damaged`."""
+    try:
+        return gather(context.environ, context.uid)
+    except FactsError as error:
+        raise HostError(error.code, error.message, place=error.place, next_step=error.next_step) from error
+
+
+def stored_config(paths: NodePaths) -> tuple[RuntimeConfig | None, str | None]:
+    """The runtime's configuration and the digest of its file; (None, digest) when the file cannot be read as one."""
+    try:
+        data = fs.read_bounded(paths.runtime_config, max_bytes=_CONFIG_MAX_BYTES)
+    except InputError as error:
+        return None, None if error.code == "file.missing" else "unreadable"
+    try:
+        return RuntimeConfig.model_validate_json(data), sha256_bytes(data)
+    except ValidationError:
+        return None, sha256_bytes(data)
+
+
+def cache_root(paths: NodePaths) -> Path:
+    """Where this host keeps weights: as its configuration says, else the usual place."""
+    config, _ = stored_config(paths)
+    return Path(config.cache_directory) if config is not None and config.cache_directory else paths.models
+
+
+def take_snapshot(context: NodeContext) -> NodeSnapshot:
+    """Everything, in one document. Raises HostError only when the host's owner cannot be read."""
+    facts = host_facts(context)
+    paths = context.paths
+    status = ControlClient(paths.control_socket).status() or {}
+    root = cache_root(paths)
+    return NodeSnapshot(
+        bootstrapped=True,
+        host=HostFacts.model_validate(facts["host"]),
+        marker=HostMarker.model_validate(facts["marker"]) if facts["marker"] else None,
+        paths=NodePathsState.model_validate(facts["paths"]),
+        disk=DiskState(cache_free_bytes=fs.free_bytes(root), state_free_bytes=fs.free_bytes(paths.state)),
+        runtime=_runtime(context, facts, status),
+        engines=_engines(context),
+        artifacts=_artifacts(root),
+        bundle=_one(BundleState, status.get("bundle")),
+        deployments=tuple(
+            state for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments"))) if state
+        ),
+    )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _one(kind: type[_State], raw: object) -> _State | None:
+    try:
+        return None if raw is None else kind.model_validate(raw)
+    except ValidationError:
+        return None
+
+
+def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str, Any]) -> RuntimeState:
+    paths = context.paths
+    systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
+    unit = systemd.installed() if systemd is not None else None
+    parent = supervisor_of(paths)
+    supervision, is_up = _supervision(systemd, unit, parent is not None)
+    by_hand = bool(status.get("started_by_hand"))
+    return RuntimeState(
+        installed_versions=tuple(facts["runtime"]["installed_versions"]),
+        current_version=facts["runtime"]["current_version"],
+        supervision=supervision,
+        unit_path=str(systemd.unit_path) if systemd is not None and unit is not None else None,
+        unit_sha256=None if unit is None else sha256_bytes(unit),
+        config_sha256=stored_config(paths)[1],
+        trust_digest=_trust(paths),
+        running=bool(status) or is_up,
+        healthy=bool(status.get("healthy")),
+        pid=status.get("pid"),
+        version_running=status.get("version"),
+        started_by_hand=by_hand,
+        admin_url=status.get("admin_url"),
+        http_url=status.get("http_url"),
+    )
+
+
+def _supervision(systemd: Systemd | None, unit: bytes | None, has_parent: bool) -> tuple[Any, bool]:
+    if systemd is not None and unit is not None:
+        return systemd.kind, systemd.is_active()
+    return ("parent", True) if has_parent else ("none", False)
+
+
+def _trust(paths: NodePaths) -> str | None:
+    """A damaged set has a digest that no plan expects, so that it shows as drift."""
+    try:
+        return load_trust(paths)[1]
+    except SbctlError:
+        return "unreadable"
+
+
+def _engines(context: NodeContext) -> tuple[EngineState, ...]:
+    engines = context.paths.engines
+    found = [
+        EngineState(
+            engine=record.engine,
+            launch="wheel",
+            version=record.version,
+            digest=record.sha256,
+            path=str(engines / "llama_cpp" / record.version),
+        )
+        for record in installed_wheels(engines)
+    ]
+    program = find_llama_server(context.environ.get("PATH", ""))
+    if program is not None:
+        try:
+            build = probe_llama_server(program, with_flags=False)
+            found.append(
+                EngineState(engine="llama_cpp", launch="binary", version=build.version, path=str(program), ours=False)
+            )
+        except EngineError:
+            pass
+    return tuple(found)
+
+
+def _artifacts(root: Path) -> tuple[ArtifactState, ...]:
+    return tuple(
+        ArtifactState(artifact=entry.artifact, state=entry.state, size_bytes=entry.size_bytes, reason=entry.reason)
+        for entry in ArtifactCache(root).entries()
+    )
