@@ -209,10 +209,14 @@ def _await_healthy(
             break
         context.clock.sleep_s(_POLL_S)
     said = systemd.why() if systemd is not None else _log_tail(context.paths)
-    raise HostError(
+    raise _not_healthy(context.paths, f"after {_HEALTHY_DEADLINE_S:.0f} s {missing}", said)
+
+
+def _not_healthy(paths: NodePaths, what: str, said: str) -> HostError:
+    return HostError(
         "runtime.not_healthy",
-        +(f"; it said: {said}" if said else ""),
-        place=str(context.paths.control_socket),
+        f"the runtime did not come up: {what}" + (f"; it said: {said}" if said else ""),
+        place=str(paths.control_socket),
         next_step="correct what it says, then run sbctl apply again",
     )
 
