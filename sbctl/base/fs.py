@@ -328,8 +328,10 @@ def remove_tree(path: Path) -> bool:
     fsync_directory(path.parent)
     for root, directories, _files in os.walk(doomed):
         for name in directories:
-            with contextlib.suppress(OSError):
-                os.chmod(os.path.join(root, name), 0o700, follow_symlinks=False)
+            directory = os.path.join(root, name)
+            if not os.path.islink(directory):
+                with contextlib.suppress(OSError):
+                    os.chmod(directory, 0o700)
     shutil.rmtree(doomed, ignore_errors=True)
     if doomed.exists():
         raise SbctlError("disk.failed", "the directory could not be removed whole", place=str(doomed))

@@ -132,6 +132,7 @@ def test_trees_links_and_temporaries(tmp_path: Path) -> None:
     fs.replace_symlink(tmp_path / "current", "a")
     fs.replace_symlink(tmp_path / "current", "b")
     assert os.readlink(tmp_path / "current") == "b"
+    (tmp_path / "a" / "link").symlink_to(tmp_path, target_is_directory=True)
     assert fs.remove_tree(tmp_path / "a")
     assert not fs.remove_tree(tmp_path / "a")
     assert fs.remove_file(tmp_path / "g")
