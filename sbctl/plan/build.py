@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sbctl.base.display import plural
 from sbctl.base.errors import InputError
@@ -25,12 +26,14 @@ from sbctl.plan.inputs import PlanInputs, Planner, Planners
 from sbctl.plan.leaves import leaf_changes
 from sbctl.plan.model import Action, Change, Desired, DiffContext, Leaf, Observed, Plan, Recorded
 from sbctl.plan.order import address_key, execution_graph, run_order
+from sbctl.plan.paths import split_path
 from sbctl.plan.policy import with_blocks
 from sbctl.plan.selection import Selection, effective_desired
 
 __all__ = ["PlanInputs", "Planner", "Planners", "build_plan"]
 
-_NOT_BOOTSTRAPPED = NodeSnapshot(bootstrapped=False)
+_MEMBER_LEAVES: Final = frozenset({("deployments",), ("origins",)})
+_NOT_BOOTSTRAPPED: Final = NodeSnapshot(bootstrapped=False)
 
 
 def build_plan(inputs: PlanInputs, planners: Planners) -> Plan:
@@ -182,6 +185,9 @@ def _compared_offline(desired: Desired | None, recorded: Recorded, context: Diff
         action, reason = "no-op", ""
     if desired is not None and desired.fingerprint != recorded.fingerprint:
         leaves = leaf_changes(recorded.spec, desired.spec)
+        if context.member_changes:
+            # Each member has a row of its own.
+            leaves = tuple(leaf for leaf in leaves if split_path(leaf.path)[:1] not in _MEMBER_LEAVES)
     routed = routed_deployments(
         spec
         for other, spec in context.recorded_specs.items()

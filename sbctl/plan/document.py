@@ -8,6 +8,7 @@ equal bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -64,6 +65,8 @@ class RefusalDocument(_Part):
     message: str
     next_step: str
     place: str | None = None
+    only_apply: bool = False
+    """`plan` itself does not count it in its exit code."""
 
 
 class ChangeDocument(_Part):
@@ -169,10 +172,7 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
         "summary": summary_document(plan),
         "resource_changes": [change_document(change, members.get(str(change.address), ())) for change in plan.changes],
         "resource_drift": sorted(str(change.address) for change in plan.changes if change.drifted),
-        "refusals": [
-            {"code": one.code, "message": one.message, "next_step": one.next_step, "place": one.place}
-            for one in refusals(plan, limits)
-        ],
+        "refusals": [asdict(refusal) for refusal in refusals(plan, limits)],
         "notes": list(plan.notes),
         "header": dict(sorted(plan.header.items())),
     }

@@ -28,7 +28,10 @@ def plan_markdown(document: PlanDocument) -> str:
     header = joined(safe(document.header.get(key, "")) for key in ("fleet", "state", "observed"))
     if header:
         parts += [_code(header), ""]
-    parts += [f"> **refused** {_inline(one.message)}  \n> {_inline(one.next_step)}\n" for one in document.refusals]
+    parts += [
+        f"> **{'apply refuses' if one.only_apply else 'refused'}** {_inline(one.message)}  \n> {_inline(one.next_step)}\n"
+        for one in document.refusals
+    ]
     rows = shown_changes(document)
     if rows:
         parts += ["| | resource | blast radius | |", "|---|---|---|---|"]

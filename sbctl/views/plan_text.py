@@ -45,7 +45,7 @@ def plan_text(document: PlanDocument, *, width: int = 80, explain: bool = False)
     if header:
         text.append_text(sentence(header, indent=0, width=width, style="bold"))
     rows = shown_changes(document)
-    if rows:
+    if header and rows:
         text.append("\n")
     for change in rows:
         text.append_text(_row(change, document.mode, width, explain))
@@ -54,8 +54,9 @@ def plan_text(document: PlanDocument, *, width: int = 80, explain: bool = False)
     for said in document.notes:
         text.append_text(sentence(said, indent=0, width=width, first="note: ", style="dim"))
     for refusal in document.refusals:
-        text.append_text(sentence(refusal.message, indent=0, width=width, first="refused: ", style="bold red"))
-        text.append_text(sentence(refusal.next_step, indent=9, width=width))
+        first = "apply refuses: " if refusal.only_apply else "refused: "
+        text.append_text(sentence(refusal.message, indent=0, width=width, first=first, style="bold red"))
+        text.append_text(sentence(refusal.next_step, indent=len(first), width=width))
     text.append_text(sentence(summary_sentence(document), indent=0, width=width, style="bold"))
     text.rstrip()
     return text
@@ -126,21 +127,24 @@ def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
 def _details(change: ChangeDocument, mode: str, explain: bool) -> Iterator[tuple[str, str, str]]:
     """Label, text, style; without a label it is a sentence."""
     updates = change.action in ("update", "replace")
-    if change.reason and (
-        explain or change.action not in ("create", "update") or not (change.leaves or change.members)
-    ):
+    surprising = mode == "drift" or change.drifted
+    plain = change.action in ("create", "update") or (mode == "destroy" and change.action == "delete")
+    if change.reason and (explain or surprising or not plain or (updates and not change.leaves and not change.members)):
         yield "", change.reason, ""
     if change.blocked:
         yield "", change.blocked.message, "bold red"
-    if updates or explain:
-        yield from _leaves(change, both=updates, explain=explain or mode == "drift" or change.drifted)
+    if updates or explain or surprising:
+        yield from _leaves(change, both=updates or surprising, explain=explain or surprising)
+    notes = list(change.notes)
     if change.download_bytes:
-        yield "download", format_bytes(change.download_bytes), ""
-    if change.memory_bytes:
+        # Where the bytes come from, and under which licence, belongs beside how many they are.
+        source = notes.pop(0) if change.kind == "artifact" and notes else ""
+        yield "download", joined((format_bytes(change.download_bytes), source), ", "), ""
+    if change.memory_bytes and change.kind == "deployment" and not any(said.startswith("memory") for said in notes):
         yield "memory a replica", format_bytes(change.memory_bytes), ""
-    if change.downtime != "none":
+    if change.downtime != "none" and not change.member_of:
         yield "downtime", _DOWNTIME[change.downtime].removesuffix(".").lower(), ""
-    for said in change.notes:
+    for said in notes:
         label, colon, rest = said.partition(": ")
         short = bool(colon and rest) and len(label) <= _LABEL_MAX_CHARS
         yield (label, rest, "") if short else ("", said, "")

@@ -84,6 +84,7 @@ def test_the_exit_code_agrees_with_what_is_printed(given_inputs: PlanInputs, lim
         case ExitCode.CHANGES:
             assert changes
             assert not hard
+            assert "refused:" not in text
         case ExitCode.UNREACHABLE:
             assert "? host." in text
             assert "unknown" in last

@@ -233,6 +233,9 @@ def test_two_files_are_compared_without_any_host() -> None:
     assert acting(plan)[:3] == ["update runtime.a", "update bundle.a", "update deployment.a/chat"]
     assert acting(plan)[3] == "create host.b"
     assert all(not change.steps for change in plan.changes)
+    bundle, member = plan.actionable[1:3]
+    assert bundle.leaves == ()
+    assert [leaf.path for leaf in member.leaves] == ["max_concurrency"]
     assert plan.offline
     assert str(plan.blast_radius) == "restart"
     assert plan.header == {"fleet": "fleet"}

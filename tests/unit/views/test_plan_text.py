@@ -147,9 +147,39 @@ def test_a_long_list_of_leaves_is_cut_with_a_count() -> None:
 
 
 def test_downtime_is_said_for_the_row_and_the_plan() -> None:
-    text = plan_text(document_of(edited(a_plan(), "bundle.gpu-a", downtime="queue"))).plain
+    plan = edited(edited(a_plan(), "bundle.gpu-a", downtime="queue"), "deployment.gpu-a/chat", downtime="queue")
+    text = plan_text(document_of(plan)).plain
+    assert text.count("requests wait while it changes") == 1
     assert "downtime                          requests wait while it changes" in text
     assert " ".join(text.split()).endswith("Requests wait while it changes.")
+
+
+def test_an_artifact_says_beside_its_size_where_it_comes_from() -> None:
+    new = a_plan(wanted=[*KNOWN, *host_resources("b")], unreachable={})
+    plan = edited(
+        new, "artifact.b/m:q4", download_bytes=1024, memory_bytes=9, notes=("apache-2.0, hf:x", "already known")
+    )
+    text = plan_text(document_of(plan)).plain
+    assert "      download            1.0 KiB, apache-2.0, hf:x\n      already known\n" in text
+    assert "memory" not in text
+
+
+def test_memory_is_said_once() -> None:
+    plan = edited(
+        a_plan(), "deployment.gpu-a/chat", memory_bytes=1024, notes=("memory a replica: 1.0 KiB; 2.0 GiB free",)
+    )
+    assert plan_text(document_of(plan)).plain.count("memory a replica") == 1
+
+
+def test_drift_says_why_whatever_the_repair_is() -> None:
+    plan = a_plan(wanted=KNOWN, mode="drift", observed=())
+    lost = edited(
+        plan, "engine.gpu-a/llama_cpp", action="create", leaves=(Leaf("state", "absent", "ready", "it is gone"),)
+    )
+    text = plan_text(document_of(lost)).plain
+    assert "  + engine.gpu-a/llama_cpp" in text
+    assert "it changed on its host" in text
+    assert "absent → ready (it is gone)" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
