@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sbctl.artifacts.pypi import is_safe_member
+from sbctl.artifacts.member_path import is_safe_member
 from sbctl.base.display import display_safe
 from sbctl.base.errors import ArtifactError
 from sbctl.base.fs import disk_error

@@ -20,6 +20,7 @@ from yarl import URL
 
 from sbctl.artifacts.fetch_policy import parse_url, shown
 from sbctl.artifacts.fetcher import Fetcher
+from sbctl.artifacts.member_path import is_safe_member
 from sbctl.base.display import display_safe
 from sbctl.base.errors import ArtifactError, InputError
 from sbctl.base.ids import is_digest
@@ -28,7 +29,7 @@ from sbctl.base.limits import INDEX_PAGE_MAX_BYTES
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
-__all__ = ["IndexFile", "PypiReference", "is_safe_member", "parse_pypi", "resolve"]
+__all__ = ["IndexFile", "PypiReference", "parse_pypi", "resolve"]
 
 _REFERENCE: Final = re.compile(
     r"pypi:(?P<project>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.+!_-]{1,64})(?:#(?P<member>.{1,512}))?"
@@ -56,16 +57,6 @@ class IndexFile:
     filename: str
     sha256: str
     size_bytes: int | None = None
-
-
-def is_safe_member(path: str) -> bool:
-    """A relative path without `.`, `..`, empty parts, backslash or control characters."""
-    return (
-        0 < len(path) <= 512
-        and path.isprintable()
-        and "\\" not in path
-        and all(part not in ("", ".", "..") for part in path.split("/"))
-    )
 
 
 def parse_pypi(text: str) -> PypiReference:

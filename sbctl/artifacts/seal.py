@@ -15,8 +15,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sbctl.artifacts.member_path import is_safe_member
 from sbctl.artifacts.model import ArtifactFacts, artifact_id
-from sbctl.artifacts.pypi import is_safe_member
 from sbctl.base import fs, strict_json
 from sbctl.base.errors import ArtifactError, InputError
 from sbctl.base.ids import is_digest

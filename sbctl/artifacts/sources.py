@@ -19,8 +19,9 @@ from yarl import URL
 
 from sbctl.artifacts.fetch_policy import parse_url
 from sbctl.artifacts.fetcher import Fetcher
+from sbctl.artifacts.member_path import is_safe_member
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
-from sbctl.artifacts.pypi import PypiReference, is_safe_member, parse_pypi, resolve
+from sbctl.artifacts.pypi import PypiReference, parse_pypi, resolve
 from sbctl.base.display import display_safe
 from sbctl.base.errors import ArtifactError, InputError
 

@@ -32,7 +32,6 @@ from sbctl.base.fs import ensure_directory, read_bounded, remove_file, write_ato
 from sbctl.base.limits import MIB
 from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.runtime.processes import ProcessIdentity, own_identity, process_identity, signal_process
-from sbctl.runtime.replica_messages import backoff_s
 
 __all__ = ["die_with_supervisor", "run_supervise", "start_supervised", "stop_supervised", "supervisor_of"]
 
@@ -81,6 +80,8 @@ class _Supervisor:
         self._out.addHandler(handler)
 
     def run(self) -> int:
+        from sbctl.runtime.replica_messages import backoff_s
+
         signal.signal(signal.SIGTERM, self._pass_on)
         signal.signal(signal.SIGINT, self._pass_on)
         failures = 0

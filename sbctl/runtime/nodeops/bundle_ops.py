@@ -38,7 +38,7 @@ def apply_bundle(context: NodeContext, params: BundleApply) -> dict[str, Any]:
     )
 
 
-def clear_bundle(context: NodeContext) -> dict[str, Any]:
+def clear_bundle(context: NodeContext, _params: None) -> dict[str, Any]:
     """Stop all deployments and forget the accepted bundle; the fence stays."""
     ControlClient(context.paths.control_socket).clear_bundle(timeout_s=_LONG_S)
     return {}

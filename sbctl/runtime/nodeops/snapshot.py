@@ -35,7 +35,7 @@ from sbctl.runtime.nodeops.units import Systemd, systemd_of
 from sbctl.runtime.settings import load_trust
 from sbctl.runtime.supervise import supervisor_of
 
-__all__ = ["cache_root", "host_facts", "stored_config", "take_snapshot"]
+__all__ = ["answer_snapshot", "cache_root", "host_facts", "stored_config", "take_snapshot"]
 
 _State = TypeVar("_State", BundleState, DeploymentState)
 
@@ -88,6 +88,11 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
             state for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments"))) if state
         ),
     )
+
+
+def answer_snapshot(context: NodeContext, _params: None) -> dict[str, Any]:
+    """`take_snapshot` as the node interface answers it."""
+    return take_snapshot(context).model_dump(mode="json")
 
 
 def _list(value: object) -> list[Any]:

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
@@ -29,28 +30,36 @@ from sbctl.base.secret import Secret
 from sbctl.node.frames import read_frame, write_frame
 from sbctl.node.messages import PARAMS, PROTOCOL_VERSION, Method
 from sbctl.node.paths import node_paths
-from sbctl.runtime.nodeops import artifact_ops, bundle_ops, engine_ops, runtime_ops, runtime_removal
 from sbctl.runtime.nodeops.context import Cancellation, NodeContext
-from sbctl.runtime.nodeops.snapshot import take_snapshot
 
 __all__ = ["Dispatcher", "run_stdio"]
 
 _PROGRESS_INTERVAL_S: Final = 0.2
 
-_HANDLERS: Final[dict[Method, Callable[[NodeContext, Any], dict[str, Any]]]] = {
-    Method.SNAPSHOT: lambda context, _params: take_snapshot(context).model_dump(mode="json"),
-    Method.RUNTIME_ACTIVATE: runtime_ops.activate,
-    Method.RUNTIME_REMOVE: runtime_removal.remove_runtime,
-    Method.ENGINE_INSTALL: engine_ops.install_engine,
-    Method.ENGINE_REMOVE: engine_ops.remove_engine,
-    Method.ARTIFACT_PULL: artifact_ops.pull_artifact,
-    Method.ARTIFACT_IMPORT: artifact_ops.import_artifact,
-    Method.ARTIFACT_REMOVE: artifact_ops.remove_artifact,
-    Method.BUNDLE_APPLY: bundle_ops.apply_bundle,
-    Method.BUNDLE_CLEAR: lambda context, _params: bundle_ops.clear_bundle(context),
-    Method.DEPLOYMENT_ACTION: bundle_ops.act_on_deployment,
+_HANDLERS: Final[dict[Method, tuple[str, str]]] = {
+    Method.SNAPSHOT: ("snapshot", "answer_snapshot"),
+    Method.RUNTIME_ACTIVATE: ("runtime_ops", "activate"),
+    Method.RUNTIME_REMOVE: ("runtime_removal", "remove_runtime"),
+    Method.ENGINE_INSTALL: ("engine_ops", "install_engine"),
+    Method.ENGINE_REMOVE: ("engine_ops", "remove_engine"),
+    Method.ARTIFACT_PULL: ("artifact_ops", "pull_artifact"),
+    Method.ARTIFACT_IMPORT: ("artifact_ops", "import_artifact"),
+    Method.ARTIFACT_REMOVE: ("artifact_ops", "remove_artifact"),
+    Method.BUNDLE_APPLY: ("bundle_ops", "apply_bundle"),
+    Method.BUNDLE_CLEAR: ("bundle_ops", "clear_bundle"),
+    Method.DEPLOYMENT_ACTION: ("bundle_ops", "act_on_deployment"),
 }
-"""`host.mark`, `host.unmark` and `runtime.install` are not among them: a host without a runtime answers those by the bootstrap."""
+"""Module of this package and function, imported when first asked for: a plan needs the snapshot only, from every host.
+
+`host.mark`, `host.unmark` and `runtime.install` are not among them: a host without a runtime answers those by the bootstrap."""
+
+
+def _handler(method: Method) -> Callable[[NodeContext, Any], dict[str, Any]]:
+    module, function = _HANDLERS[method]
+    handler: Callable[[NodeContext, Any], dict[str, Any]] = getattr(
+        import_module(f"sbctl.runtime.nodeops.{module}"), function
+    )
+    return handler
 
 
 class Dispatcher:
@@ -85,7 +94,7 @@ class Dispatcher:
         params = _params(method, message.get("params", {}))
         secrets = _secrets(message.get("secrets", {}))
         report = _Reporter(lambda step: self._send({"id": message.get("id"), "progress": step}))
-        return _HANDLERS[method](replace(self._context, report=report, secrets=secrets), params)
+        return _handler(method)(replace(self._context, report=report, secrets=secrets), params)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         with self._lock:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import jinja2
-
 from sbctl.base import fs
 from sbctl.base.errors import HostError
 from sbctl.base.resources import data_path
@@ -47,6 +45,8 @@ def render_unit(
     kind: Literal["system", "user"], paths: NodePaths, version_directory: Path, config: RuntimeConfig
 ) -> bytes:
     """The unit of one version with one configuration. Raises HostError `runtime.unit_value_refused`."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(data_path("templates", "systemd"))),
         undefined=jinja2.StrictUndefined,
