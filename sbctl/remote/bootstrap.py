@@ -1,8 +1,10 @@
 """The control side of the bootstrap: modules of ours as one Python text for the standard input of a host's own interpreter.
 
-The text carries the sources of standard-library-only modules, loads them under their own names and calls one entry with a JSON document.
-The answer is one JSON line behind a random marker, so a banner, a message of the day or a chatty shell profile cannot be mistaken for it.
-Facts need Python 3.8; every other command runs on the interpreter (3.11 or newer) that the facts named.
+The text carries the sources of standard-library-only modules and loads them under their own names. An answer is one JSON line behind a
+random marker, so a banner, a message of the day or a chatty shell profile cannot be mistaken for it.
+
+    facts      `python3 -I -`, any Python from 3.8: one text, one answer, the end
+    commands   a `BootstrapWorker` on the interpreter (3.11 or newer) that the facts named: one text, then a line a command, a line an answer
 """
 
 from __future__ import annotations
@@ -10,19 +12,31 @@ from __future__ import annotations
 import importlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from sbctl.base import strict_json
+from sbctl.base.clock import Clock
 from sbctl.base.errors import HostError, InputError
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES
-from sbctl.remote.transport import Completed, foreign_error, foreign_text, lost
+from sbctl.remote.transport import Channel, Completed, foreign_error, foreign_text, lost, output_too_large, timed_out
 
-__all__ = ["FACTS", "compose", "new_marker", "read_answer"]
+__all__ = [
+    "FACTS",
+    "WORKER_PROGRAM",
+    "BootstrapWorker",
+    "compose_command",
+    "compose_facts",
+    "compose_worker",
+    "new_marker",
+    "read_answer",
+]
 
 FACTS: Final = "facts"
+
+_STATUS_WAIT_S: Final = 2.0
 
 _FACTS_MODULES: Final = ("sbctl.node.paths", "sbctl.node.facts")
 _COMMAND_MODULES: Final = (
@@ -47,8 +61,11 @@ def load(name, source):
     return module
 for name, source in json.loads({sources}):
     last = load(name, source)
-last.answer(json.loads({document}))
+last.{entry}({argument})
 """
+
+WORKER_PROGRAM: Final = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+"""For `python -I -c`: the text comes first on standard input, with its length on a line before it."""
 
 
 @cache
@@ -61,12 +78,25 @@ def new_marker() -> str:
     return f"sbctl-{secrets.token_hex(16)}:"
 
 
-def compose(command: str, params: Mapping[str, Any], marker: str) -> bytes:
+def compose_facts(params: Mapping[str, Any], marker: str) -> bytes:
     """The program text for `python3 -I -`; ASCII, so no locale of the host matters."""
-    modules = _FACTS_MODULES if command == FACTS else _COMMAND_MODULES
+    return _compose(_FACTS_MODULES, "answer", f"json.loads({json.dumps({**params, 'marker': marker})!a})")
+
+
+def compose_worker(marker: str) -> bytes:
+    """The program text for WORKER_PROGRAM, its length before it."""
+    text = _compose(_COMMAND_MODULES, "serve", ascii(marker))
+    return b"%d\n%s" % (len(text), text)
+
+
+def compose_command(command: str, params: Mapping[str, Any]) -> bytes:
+    """One command for a worker."""
+    return json.dumps({**params, "command": command}).encode("ascii") + b"\n"
+
+
+def _compose(modules: Sequence[str], entry: str, argument: str) -> bytes:
     sources = json.dumps([(name, _source(name)) for name in modules])
-    document = json.dumps({**params, "command": command, "marker": marker})
-    return _LOADER.format(sources=ascii(sources), document=ascii(document)).encode("ascii")
+    return _LOADER.format(sources=ascii(sources), entry=entry, argument=argument).encode("ascii")
 
 
 def read_answer(done: Completed, marker: str, *, place: str) -> Mapping[str, Any]:
@@ -86,6 +116,65 @@ def read_answer(done: Completed, marker: str, *, place: str) -> Mapping[str, Any
         raise HostError("host.answer_invalid", "the host's answer has neither result nor error", place=place)
     result: Mapping[str, Any] = message["result"]
     return result
+
+
+class BootstrapWorker:
+    """An interpreter on the host that waits for commands. One user at a time; after any exception but an answered error it is closed."""
+
+    def __init__(self, channel: Channel, marker: str, *, place: str, clock: Clock, deadline_s: float) -> None:
+        """`channel` runs WORKER_PROGRAM. Raises TimeoutError, OSError."""
+        self._channel = channel
+        self._marker = marker
+        self._place = place
+        self._clock = clock
+        self._buffer = bytearray()
+        self.open = True
+        self._channel.send(compose_worker(marker), deadline_s)
+
+    def ask(self, command: str, params: Mapping[str, Any], *, deadline_s: float) -> Mapping[str, Any]:
+        """The result. Raises the error the host answers; OSError when the command cannot have arrived; UnreachableError, HostError."""
+        try:
+            self._channel.send(compose_command(command, params), deadline_s)
+            line = self._line(self._clock.monotonic_s() + deadline_s, deadline_s)
+        except BaseException:
+            self.close()
+            raise
+        return read_answer(Completed(0, line, b""), self._marker, place=self._place)
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self._channel.close()
+
+    def _line(self, deadline: float, deadline_s: float) -> bytes:
+        """The next line with our marker; whatever else the program prints is passed over."""
+        passed = 0
+        while True:
+            end = self._buffer.find(b"\n")
+            if end >= 0:
+                line = bytes(self._buffer[:end])
+                del self._buffer[: end + 1]
+                if line.startswith(self._marker.encode("ascii")):
+                    return line
+                continue
+            if passed > REMOTE_OUTPUT_MAX_BYTES:
+                raise output_too_large(self._place, REMOTE_OUTPUT_MAX_BYTES)
+            try:
+                piece = self._channel.receive(1 << 16, deadline - self._clock.monotonic_s())
+            except TimeoutError as error:
+                raise timed_out(self._place, deadline_s) from error
+            except OSError as error:
+                raise lost(self._place) from error
+            if not piece:
+                raise self._ended()
+            passed += len(piece)
+            self._buffer += piece
+
+    def _ended(self) -> Exception:
+        status = self._channel.ended(_STATUS_WAIT_S)
+        if status is None:
+            return lost(self._place)
+        return _no_answer(Completed(status, b"", self._channel.stderr_tail().encode()), self._place)
 
 
 def _no_answer(done: Completed, place: str) -> Exception:

@@ -27,7 +27,7 @@ from sbctl.base.flock import FileLock
 from sbctl.node.facts import FactsError, installed_versions, read_marker
 from sbctl.node.paths import NodePaths, node_paths
 
-__all__ = ["COMMANDS", "answer", "perform"]
+__all__ = ["COMMANDS", "perform", "serve"]
 
 _UV_MEMBER: Final = re.compile(r"uv-[A-Za-z0-9.+]+\.data/scripts/uv")
 _UV_MAX_BYTES: Final = 256 * 1024 * 1024
@@ -173,16 +173,23 @@ def perform(command: str, params: Mapping[str, Any], env: Mapping[str, str], uid
         raise HostError("host.bootstrap_failed", str(error)) from error
 
 
-def answer(document: Mapping[str, Any]) -> None:
-    """Run the document's command and print its one-line answer behind the document's marker."""
-    try:
-        reply: dict[str, Any] = {"result": perform(document["command"], document, os.environ, os.getuid())}
-    except SbctlError as error:
-        reply = {"error": error.to_wire()}
-    except Exception as error:
-        reply = {"error": HostError("host.bootstrap_failed", f"{type(error).__name__}: {error}").to_wire()}
-    sys.stdout.write("\n" + document["marker"] + json.dumps(reply) + "\n")
-    sys.stdout.flush()
+def serve(marker: str) -> None:
+    """Answer commands, a JSON line each, until the input ends; each answer is one line behind `marker`.
+
+    A last line that was cut is no command: the other side knows that it did not arrive.
+    """
+    for line in sys.stdin.buffer:
+        if not line.endswith(b"\n"):
+            return
+        document = json.loads(line)
+        try:
+            reply: dict[str, Any] = {"result": perform(document.pop("command"), document, os.environ, os.getuid())}
+        except SbctlError as error:
+            reply = {"error": error.to_wire()}
+        except Exception as error:
+            reply = {"error": HostError("host.bootstrap_failed", f"{type(error).__name__}: {error}").to_wire()}
+        sys.stdout.write("\n" + marker + json.dumps(reply) + "\n")
+        sys.stdout.flush()
 
 
 def _owner(paths: NodePaths, lineage: str) -> dict[str, str] | None:

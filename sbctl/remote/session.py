@@ -157,7 +157,8 @@ class HostSession:
                 place=self.host,
                 next_step="install one (Debian 12, Ubuntu 24.04: apt-get install python3), or name one: fleet.runtime.python",
             )
-        return pythons[0].path
+        # The oldest that is new enough, as an installation chooses it: one interpreter then serves all commands.
+        return pythons[-1].path
 
     def _call_bootstrap(
         self, method: Method, command: str, params: Mapping[str, Any], deadline: float

@@ -20,7 +20,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, UnreachableError
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES, SSH_CONNECT_DEADLINE_S
-from sbctl.remote.bootstrap import compose, new_marker, read_answer
+from sbctl.remote.bootstrap import FACTS, WORKER_PROGRAM, BootstrapWorker, compose_facts, new_marker, read_answer
 from sbctl.remote.shell import command_line
 from sbctl.remote.ssh_connect import connect, ssh_place
 from sbctl.remote.transport import (
@@ -106,14 +106,46 @@ class SshTransport:
         self._clock = clock
         self._place = ssh_place(host, connection)
         self._transport: paramiko.Transport | None = None
+        self._files: paramiko.SFTPClient | None = None
+        self._worker: BootstrapWorker | None = None
+        self._worker_python = ""
 
     def bootstrap(
         self, command: str, params: Mapping[str, Any], *, python: str | None, deadline_s: float
     ) -> Mapping[str, Any]:
-        marker = new_marker()
-        argv = [python or "python3", "-I", "-"]
-        done = self.run(argv, stdin=compose(command, params, marker), deadline_s=deadline_s)
-        return read_answer(done, marker, place=self._place)
+        if command == FACTS:
+            marker = new_marker()
+            done = self.run(
+                [python or "python3", "-I", "-"], stdin=compose_facts(params, marker), deadline_s=deadline_s
+            )
+            return read_answer(done, marker, place=self._place)
+        deadline = self._clock.monotonic_s() + deadline_s
+        for attempt in range(2):
+            left = max(0.0, deadline - self._clock.monotonic_s())
+            try:
+                return self._worker_on(python or "python3", left).ask(command, params, deadline_s=left)
+            except TimeoutError as error:
+                raise timed_out(self._place, deadline_s) from error
+            except OSError as error:
+                # Nothing arrived: the connection was found dead when it was written to.
+                if attempt:
+                    raise lost(self._place) from error
+        raise AssertionError("two attempts end in a result or an error")
+
+    def _worker_on(self, python: str, deadline_s: float) -> BootstrapWorker:
+        if self._worker is None or not self._worker.open or not self._is_connected() or self._worker_python != python:
+            self._end_worker()
+            channel = self.open_channel([python, "-I", "-c", WORKER_PROGRAM], None, deadline_s=deadline_s)
+            self._worker = BootstrapWorker(
+                channel, new_marker(), place=self._place, clock=self._clock, deadline_s=deadline_s
+            )
+            self._worker_python = python
+        return self._worker
+
+    def _end_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
     def run(self, argv: Sequence[str], *, stdin: bytes, deadline_s: float) -> Completed:
         """Run a command to its end. Raises UnreachableError (`remote.timeout`, `remote.lost`, `ssh.*`), HostError `remote.output_too_large`."""
@@ -128,7 +160,7 @@ class SshTransport:
         finally:
             channel.close()
 
-    def open_channel(self, argv: Sequence[str], environment: Mapping[str, str], *, deadline_s: float) -> Channel:
+    def open_channel(self, argv: Sequence[str], environment: Mapping[str, str] | None, *, deadline_s: float) -> Channel:
         marker = new_marker()
         line = command_line([*_ANNOUNCED, marker, *argv], environment=environment)
         channel = SshChannel(self._start(line, deadline_s), self._clock)
@@ -147,7 +179,8 @@ class SshTransport:
         deadline = self._clock.monotonic_s() + deadline_s
         size = source.stat().st_size
         try:
-            with self._sftp(deadline_s) as sftp, source.open("rb") as reader:
+            sftp = self._sftp(deadline_s)
+            with source.open("rb") as reader:
                 offset = _resumable(sftp, target, size)
                 reader.seek(offset)
                 with sftp.open(target, "r+b" if offset else "wb") as writer:
@@ -175,6 +208,8 @@ class SshTransport:
             ) from error
 
     def close(self) -> None:
+        self._end_worker()
+        self._files = None
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -205,6 +240,11 @@ class SshTransport:
         return channel
 
     def _sftp(self, deadline_s: float) -> paramiko.SFTPClient:
+        if self._files is None or not self._is_connected():
+            self._files = self._open_sftp(deadline_s)
+        return self._files
+
+    def _open_sftp(self, deadline_s: float) -> paramiko.SFTPClient:
         channel, transport = self._session_channel(deadline_s)
         with self._answer_expected(transport, deadline_s):
             try:

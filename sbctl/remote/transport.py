@@ -88,7 +88,7 @@ class Transport(Protocol):
         ...
 
     def open_channel(self, argv: Sequence[str], environment: Mapping[str, str], *, deadline_s: float) -> Channel:
-        """Start a program. Raises UnreachableError; FileNotFoundError when a local program does not exist."""
+        """Start a program that sees exactly `environment` (and what the transport says it adds). Raises UnreachableError; FileNotFoundError when a local program does not exist."""
         ...
 
     def upload(self, source: Path, target: str, *, deadline_s: float, progress: Progress) -> None:

@@ -31,27 +31,23 @@ foreign_units="systemd-udevd.service systemd-udev-trigger.service systemd-udevd-
 
 # --- a host's disk ----------------------------------------------------------------------------------------------------------------------
 
-# Directories of this machine that a host does not have: made opaque, which hides what is below them at no cost.
-hide() { # upper directories…
-  local upper=$1 directory
-  shift
-  for directory in "$@"; do
-    install -d -m 755 "$upper/$directory"
-    python3 -c 'import os, sys; os.setxattr(sys.argv[1], "trusted.overlay.opaque", b"y")' "$upper/$directory"
-  done
-}
-
 lay_out_disk() { # host-directory
   local upper=$1/upper name
-  install -d -m 755 "$upper/var" "$upper/var/lib" "$upper/var/cache" "$upper/etc" "$upper/usr" "$upper/usr/local"
-  hide "$upper" usr/local/bin usr/local/sbin usr/local/lib var/lib/sbctl var/cache/sbctl etc/sbctl var/tmp var/log/journal
-  chmod 1777 "$upper/var/tmp"
+  local hidden=(usr/local/bin usr/local/sbin usr/local/lib var/lib/sbctl var/cache/sbctl etc/sbctl var/tmp var/log/journal)
+  install -d -m 755 "$upper/var" "$upper/var/lib" "$upper/var/cache" "$upper/var/log" "$upper/etc" "$upper/usr" "$upper/usr/local"
   for name in $(ls /); do
     case $name in
       bin | boot | dev | etc | lib* | proc | run | sbin | sys | tmp | usr | var) ;;
-      *) [ ! -d "/$name" ] || [ -L "/$name" ] || hide "$upper" "$name" ;;
+      *) [ ! -d "/$name" ] || [ -L "/$name" ] || hidden+=("$name") ;;
     esac
   done
+  # Directories of this machine that a host does not have are made opaque, which hides what is below them at no cost.
+  (
+    cd "$upper"
+    install -d -m 755 "${hidden[@]}"
+    /usr/bin/python3 -I -c 'import os, sys; [os.setxattr(name, "trusted.overlay.opaque", b"y") for name in sys.argv[1:]]' "${hidden[@]}"
+  )
+  chmod 1777 "$upper/var/tmp"
 }
 
 # Once per host, on its mounted disk: names, keys, accounts; whatever builds or fetches software is taken away.

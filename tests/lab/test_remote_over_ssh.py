@@ -266,6 +266,8 @@ def test_the_node_interface_answers_once_a_runtime_is_installed(
     assert snapshot.bootstrapped
     assert snapshot.host.hostname == host.name
     assert snapshot.runtime.installed_versions == (__version__,)
-    with pytest.raises(SbctlError):
-        _call(session, "artifact.remove", {"artifact": "0" * 64})
+    assert _call(session, "artifact.remove", {"artifact": "0" * 64})["removed"] is False
+    with pytest.raises(SbctlError) as caught:
+        _call(session, "bundle.apply", {"envelope": "{}", "expected_revision": None})
+    assert (caught.value.place or "").startswith(host.name)
     assert session.snapshot(DEADLINE_S).bootstrapped

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import paramiko
 
@@ -73,7 +73,7 @@ def close_without_status(channel: paramiko.Channel, _command: str, _ended: threa
 
 
 def runs_here(environment: Mapping[str, str]) -> Behaviour:
-    """An honest host: the command runs on this machine with this environment."""
+    """An honest host: the command runs on this machine with this environment, its streams pass as they come."""
 
     def behave(channel: paramiko.Channel, command: str, _ended: threading.Event) -> None:
         with subprocess.Popen(
@@ -82,17 +82,33 @@ def runs_here(environment: Mapping[str, str]) -> Behaviour:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(environment),
+            bufsize=0,
         ) as process:
             assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            pumps = [
+                threading.Thread(target=_pump, args=(process.stdout, channel.sendall), daemon=True),
+                threading.Thread(target=_pump, args=(process.stderr, channel.sendall_stderr), daemon=True),
+            ]
+            for pump in pumps:
+                pump.start()
             with contextlib.suppress(OSError):
                 while data := channel.recv(1 << 16):
                     process.stdin.write(data)
-            stdout, stderr = process.communicate()
-        channel.sendall(stdout)
-        channel.sendall_stderr(stderr)
+            process.stdin.close()
+            for pump in pumps:
+                pump.join()
+            process.wait()
         channel.send_exit_status(process.returncode)
 
     return behave
+
+
+def _pump(source: IO[bytes], sink: Callable[[bytes], None]) -> None:
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        while data := source.read(1 << 16):
+            sink(data)
 
 
 @dataclass

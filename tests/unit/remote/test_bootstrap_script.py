@@ -21,7 +21,15 @@ from sbctl.base.errors import HostError, LockedError, RefusedError, SbctlError
 from sbctl.base.flock import held
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.remote import bootstrap_script
-from sbctl.remote.bootstrap import FACTS, compose, new_marker, read_answer
+from sbctl.remote.bootstrap import (
+    FACTS,
+    WORKER_PROGRAM,
+    compose_command,
+    compose_facts,
+    compose_worker,
+    new_marker,
+    read_answer,
+)
 from sbctl.remote.transport import Completed
 
 MINE = {"lineage": "lineage-1", "host": "gpu-a"}
@@ -302,9 +310,12 @@ class TestText:
 
     def _run(self, paths: NodePaths, command: str, params: Mapping[str, Any], noise: bytes = b"") -> Mapping[str, Any]:
         marker = new_marker()
+        argv, text = ["-I", "-"], compose_facts(params, marker)
+        if command != FACTS:
+            argv, text = ["-I", "-c", WORKER_PROGRAM], compose_worker(marker) + compose_command(command, params)
         done = subprocess.run(
-            [sys.executable, "-I", "-"],
-            input=compose(command, params, marker),
+            [sys.executable, *argv],
+            input=text,
             capture_output=True,
             env={"SBCTL_NODE_PREFIX": str(paths.etc.parent), "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
             check=False,
