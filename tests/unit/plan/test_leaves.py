@@ -113,3 +113,17 @@ def test_leaves_exist_exactly_when_two_specs_differ(before: dict[str, Any], afte
 
 def _null_appears(before: Any, after: Any) -> bool:
     return "None" in repr((before, after))
+
+
+@pytest.mark.parametrize("depth", [14, 15, 16, 40])
+def test_what_lies_deeper_than_anybody_reads_is_named_by_a_digest(depth: int) -> None:
+    def nested(last: Any) -> dict[str, Any]:
+        value: Any = {"last": last, "list": [1, 2]}
+        for level in range(depth):
+            value = [value] if level % 2 else {"k": value}
+        return {"deep": value}
+
+    (leaf,) = leaf_changes(nested(1), nested(2))
+    assert leaf.before != leaf.after
+    assert ("sha256" in str(leaf.before)) is (depth > 14)
+    assert leaf_changes(nested(1), nested(1)) == ()
