@@ -119,8 +119,14 @@ class StateStore:
         if not self.paths.lock.exists():
             return None
         lock = FileLock(self.paths.lock)
-        if lock.try_acquire(shared=True):
-            lock.release()
+        try:
+            free = lock.try_acquire(shared=True)
+        except SbctlError as error:
+            if error.code == "disk.read_only":  # where nobody can write, nobody holds
+                return None
+            raise
+        lock.release()
+        if free:
             return None
         return read_holder(self.paths) or LockInfo("unknown", 0, "sbctl", self._clock.now())
 

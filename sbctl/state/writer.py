@@ -106,7 +106,7 @@ class Writer:
     def checkpoint(self) -> None:
         """Fold the log into the database, so that a copy of state.db alone is whole. Skipped while somebody reads."""
         with self._turn, contextlib.suppress(sqlite3.OperationalError):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def _fence_of(head: Head) -> Fence:

@@ -135,7 +135,7 @@ def bits_to_flip(data: bytes, everything: bool) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["state.db", "state.db-wal", "fence.json"])
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 def test_B6_a_flipped_bit_is_refused_or_changes_nothing(
     crashed: tuple[StateWorld, dict[str, bytes], tuple[object, ...]], name: str, everything: bool
 ) -> None:
