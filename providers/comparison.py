@@ -152,6 +152,25 @@ class Comparison:
     def unreachable(self) -> Change:
         return self.change("unreachable", "the host gave no answer")
 
+    def held_by_others(self) -> Change | None:
+        """For what would be removed: refused, when another fleet's marker stands on the host now. None when the host is ours.
+
+        Whose host it should be is what `host.H` says, which every plan that removes something of a host knows.
+        """
+        marker, address = self.snapshot.marker, Address("host", self.address.scope)
+        host = self.context.recorded_specs.get(address) or self.context.desired_specs.get(address)
+        if marker is None or host is None or host["lineage"] == marker.lineage:
+            return None
+        return self.change(
+            "delete",
+            "another fleet holds this host now",
+            blocked=Blocked(
+                "host.other_lineage",
+                f"{self.subject.host} carries the marker of fleet {marker.lineage}, so nothing there is removed",
+                f"if that is meant, let the state forget it: sbctl state rm '{self.address}'",
+            ),
+        )
+
     def forgotten(self, reason: str) -> Change:
         """The state lets go of it; the host is not touched."""
         return self.change("forget", reason)

@@ -29,7 +29,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if observed.status == "unreachable":
         return comparison.unreachable()
     if desired is None:
-        return _removed(comparison)
+        return comparison.held_by_others() or _removed(comparison)
     return _wanted(comparison, desired)
 
 

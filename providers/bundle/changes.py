@@ -52,7 +52,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if observed.status == "unreachable":
         return comparison.unreachable()
     if desired is None:
-        return _cleared(comparison)
+        return comparison.held_by_others() or _cleared(comparison)
     situation = _situation(comparison, desired)
     members_settled = all(change.action in _SETTLED for change in context.member_changes)
     asked = situation.changed or situation.lost or situation.foreign or situation.stopped or situation.replaced

@@ -67,9 +67,12 @@ def _given_up(comparison: Comparison, marker: dict[str, Any] | None, lineage: st
     recorded = comparison.recorded
     assert recorded is not None
     if marker is not None and marker["lineage"] != lineage:
-        return comparison.forgotten(
-            f"another fleet ({marker['lineage']}) holds this host now; nothing there is touched"
+        blocked = Blocked(
+            "host.other_lineage",
+            f"{recorded.host} carries the marker of fleet {marker['lineage']}, so nothing there is removed",
+            f"if that is meant, let the state forget it: sbctl state rm '{recorded.address}'",
         )
+        return comparison.change("delete", "another fleet holds this host now", blocked=blocked)
     if recorded.keep:
         return comparison.forgotten("kept: the host stays as it is")
     if marker is None and not comparison.snapshot.runtime.installed_versions:

@@ -32,7 +32,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         return comparison.unreachable()
     by_hand = _started_by_hand(comparison) if observed.decisive["started_by_hand"] else None
     if desired is None:
-        return _removed(comparison, by_hand)
+        return comparison.held_by_others() or _removed(comparison, by_hand)
     if by_hand is not None:
         return comparison.change("update", "somebody runs it by hand", blocked=by_hand)
     if context.replace:

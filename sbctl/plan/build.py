@@ -148,7 +148,7 @@ class _HostPlan:
         nothing_to_do = change.action == "no-op"
         refused = (
             ("host.other_lineage", f'host "{self.host}" belongs to another fleet')
-            if observed.owner == "other_lineage" and not nothing_to_do
+            if observed.owner == "other_lineage" and not nothing_to_do and change.blocked is None
             else (change.blocked_code, change.blocked)
         )
         return replace(

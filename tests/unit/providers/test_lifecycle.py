@@ -277,10 +277,13 @@ def test_a_rollback_keeps_todays_signers_and_epoch(served: ProviderWorld) -> Non
     assert served.rows(served.plan(mode="rollback", desired=old)) == {}
 
 
-def test_a_new_signer_is_a_change_of_the_runtime_alone(served: ProviderWorld) -> None:
+def test_a_new_signer_comes_with_a_new_epoch_and_the_bundle_is_signed_again(served: ProviderWorld) -> None:
     served.signers = {**served.signers, "ci": SigningKey.generate().public_text}
+    served.key_epoch = 1
     served.configure(QUICKSTART)
-    assert served.rows() == {"runtime.local": "update"}
+    plan = served.plan()
+    assert served.rows(plan) == {"runtime.local": "update", "bundle.local": "update"}
+    assert {leaf.path for leaf in row(plan, "runtime.local").leaves} == {"key_epoch", "signers.ci"}
     served.apply()
     assert served.rows() == {}
 
