@@ -27,6 +27,7 @@ from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.control import control_app
 from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.engine_host import ChildEngineHost
+from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.listeners import Listener, bind_tcp
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.metrics import RuntimeMetrics
@@ -64,7 +65,7 @@ class Daemon:
             scope=config.host,
             trust=self._trust,
             store=self._store,
-            ports=ReplicaPorts(self._host, provisioner, launched=self._metrics.launched),
+            ports=ReplicaPorts(LaunchPorts(self._host, provisioner), launched=self._metrics.launched),
             clock=SYSTEM_CLOCK,
             drain_s=config.shutdown_deadline_ms / 1000,
             parallel_prepares=config.max_parallel_prepares,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from sbctl.base.errors import SbctlError
+from sbctl.engines.model import EngineAddress, LaunchSpec
 from sbctl.runtime.engine_client import EngineClient
 from sbctl.runtime.engine_host import EngineHost, EngineLabel, RunningEngine
 from sbctl.runtime.provision import Progress, Provisioner
@@ -16,7 +17,7 @@ from sbctl.runtime.readiness import ProgressWatch, WatchTimes, await_ready
 from sbctl.runtime.replica_states import ReplicaPhase
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["Launched", "launch_engine"]
+__all__ = ["AwaitReady", "LaunchPorts", "Launched", "launch_engine"]
 
 _FAILED_GRACE_S = 1.0
 
@@ -30,14 +31,31 @@ class Launched:
     watch: ProgressWatch
 
 
+class AwaitReady(Protocol):
+    """As `readiness.await_ready`."""
+
+    async def __call__(
+        self, engine: RunningEngine, client: EngineClient, spec: LaunchSpec, *, model: str, token: bool
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPorts:
+    """What a launch needs of the world. `connect` and `await_ready` are the HTTP side of an engine."""
+
+    host: EngineHost
+    provisioner: Provisioner
+    times: WatchTimes = field(default_factory=WatchTimes)
+    connect: Callable[[EngineAddress], EngineClient] = EngineClient
+    await_ready: AwaitReady = await_ready
+
+
 async def launch_engine(
-    host: EngineHost,
-    provisioner: Provisioner,
+    ports: LaunchPorts,
     label: EngineLabel,
     member: DeploymentMember,
     *,
     token: bool,
-    times: WatchTimes,
     entered: Callable[[ReplicaPhase], None],
     progress: Progress,
 ) -> Launched:
@@ -45,18 +63,18 @@ async def launch_engine(
 
     Raises SbctlError of whichever stage failed. Cancelled or failed: the process tree is gone before this returns.
     """
-    prepared = await provisioner.prepare(member, progress)
+    prepared = await ports.provisioner.prepare(member, progress)
     entered(ReplicaPhase.CACHED)
-    spec = provisioner.launch(member, prepared, deployment=label.deployment)
+    spec = ports.provisioner.launch(member, prepared, deployment=label.deployment)
     entered(ReplicaPhase.PREPARING)
     progress(0, None, f"starting {member.engine.engine} for {label.deployment}")
-    engine = await host.start(spec, label)
-    client = EngineClient(spec.address)
+    engine = await ports.host.start(spec, label)
+    client = ports.connect(spec.address)
     try:
-        await await_ready(engine, client, spec, model=label.deployment, token=token)
-        return Launched(engine, client, ProgressWatch(client, spec.probe_path, times))
+        await ports.await_ready(engine, client, spec, model=label.deployment, token=token)
+        return Launched(engine, client, ProgressWatch(client, spec.probe_path, ports.times))
     except BaseException:
-        await _uninterrupted(_end(host, engine, client))
+        await _uninterrupted(_end(ports.host, engine, client))
         raise
 
 

@@ -198,7 +198,7 @@ class Reconciler:
             content.deployments,
             staged,
             delta,
-            self._ports.provisioner,
+            self._ports.launch.provisioner,
             self._drain_s,
             self._parallel_prepares,
             progress,
@@ -248,7 +248,7 @@ class Reconciler:
 
     def _release_weights(self) -> None:
         used = frozenset(generation.member.artifact.artifact for generation in self.generations.values())
-        self._ports.provisioner.keep_only(used)
+        self._ports.launch.provisioner.keep_only(used)
 
     def _report(self, delta: Delta, degraded: dict[str, str]) -> dict[str, Any]:
         states = [state.model_dump(mode="json") for state in self.deployments()]
@@ -267,7 +267,7 @@ class Reconciler:
             if generation.member.warm:
                 await generation.load("reconcile")
             else:
-                await self._ports.provisioner.prepare(generation.member, quiet)
+                await self._ports.launch.provisioner.prepare(generation.member, quiet)
                 for replica in generation.replicas:
                     replica.note_cached()
         except SbctlError as error:

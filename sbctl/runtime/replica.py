@@ -218,12 +218,10 @@ class Replica:
         number = self._launch
         task = asyncio.create_task(
             launch_engine(
-                self._ports.host,
-                self._ports.provisioner,
+                self._ports.launch,
                 self.label,
                 self.member,
                 token=not self._token_seen,
-                times=self._ports.watch,
                 entered=lambda phase: self._mailbox.put_nowait(Report(number, entered=phase)),
                 progress=progress,
             )
@@ -302,9 +300,9 @@ class Replica:
         else:
             self._ports.launched(self.member.engine.engine, "failed", now_s - self._launch_began_s)
         self.gate.close("engine_unhealthy")
+        self._fail(error)
         with contextlib.suppress(SbctlError):
             await self._end_engine(_UNHEALTHY_GRACE_S)
-        self._fail(error)
         self._settle_waiters(error)
         self._failures += 1
         if self._failures >= CRASH_LOOP_ATTEMPTS:
@@ -334,7 +332,7 @@ class Replica:
         launched, self.launched = self.launched, None
         if launched is not None:
             try:
-                await self._ports.host.stop(launched.engine, grace_s=grace_s)
+                await self._ports.launch.host.stop(launched.engine, grace_s=grace_s)
             finally:
                 await launched.client.close()
 
@@ -360,7 +358,7 @@ class Replica:
 
     async def _watch_health(self, number: int) -> None:
         while (launched := self.launched) is not None:
-            await asyncio.sleep(self._ports.watch.interval_s)
+            await asyncio.sleep(self._ports.launch.times.interval_s)
             if (error := await launched.watch.check(active=self.gate.active)) is not None:
                 self._mailbox.put_nowait(Report(number, broken=error))
                 return

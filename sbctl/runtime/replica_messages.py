@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from sbctl.base.errors import SbctlError
 from sbctl.base.limits import RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
-from sbctl.runtime.engine_host import EngineHost
-from sbctl.runtime.launch import Launched
-from sbctl.runtime.provision import Progress, Provisioner
-from sbctl.runtime.readiness import WatchTimes
+from sbctl.runtime.launch import Launched, LaunchPorts
+from sbctl.runtime.provision import Progress
 from sbctl.runtime.replica_states import ReplicaPhase
 
 __all__ = ["Load", "LoadedBy", "Message", "ReplicaPorts", "Report", "Reset", "Stop", "StoppedBy", "backoff_s"]
@@ -30,11 +28,9 @@ def backoff_s(failures: int, chance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPorts:
-    """`launched` is told of every launch: engine, outcome `ready` or `failed`, seconds."""
+    """`launched` is told of every launch: engine, outcome `ready` or `failed`, seconds. `chance` gives 0..1."""
 
-    host: EngineHost
-    provisioner: Provisioner
-    watch: WatchTimes = field(default_factory=WatchTimes)
+    launch: LaunchPorts
     chance: Callable[[], float] = random.random
     launched: Callable[[str, Literal["ready", "failed"], float], None] = lambda _engine, _outcome, _seconds: None
 

@@ -1,0 +1,214 @@
+"""Engines without processes, and time without waiting: what a replica sees, scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
+from sbctl.base.errors import EngineError, SbctlError
+from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
+from sbctl.runtime.engine_client import EngineClient
+from sbctl.runtime.engine_host import EngineExit, EngineLabel, RunningEngine
+from sbctl.runtime.launch import LaunchPorts
+from sbctl.runtime.provision import Prepared, Progress
+from sbctl.runtime.readiness import WatchTimes
+from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.trust.bundle import DeploymentMember
+
+T = TypeVar("T")
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where a loop would sleep, its clock jumps instead; only threads are waited for."""
+
+    skipped_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        ready = super().select(0.001 if timeout is not None else 5.0)
+        if ready:
+            return ready
+        if timeout is None:
+            raise AssertionError("nothing will ever happen: the test waits for something that nobody does")
+        self.skipped_s += max(timeout, 0.0)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only when everybody waits."""
+
+    def __init__(self) -> None:
+        self._jumping = _Selector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.skipped_s
+
+
+def in_virtual_time(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run to the end; leftover tasks are cancelled."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work())
+
+
+async def settle(turns: int = 20) -> None:
+    """Let everybody run who can."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def facts(name: str = "tiny", source: str = "file:/weights.gguf") -> ArtifactFacts:
+    files = (ArtifactFile(path=f"{name}.gguf", sha256="a" * 64, size_bytes=10),)
+    return ArtifactFacts(
+        artifact=artifact_id("gguf", files),
+        format="gguf",
+        files=files,
+        source=source,
+        model=name,
+        variant="q4",
+        context_length=2048,
+    )
+
+
+class FakeEngine:
+    def __init__(self, label: EngineLabel, address: EngineAddress, pid: int) -> None:
+        self.label = label
+        self.pid = pid
+        self.address = address
+        self.is_stopped = False
+        self._exit: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
+
+    def pids(self) -> frozenset[int]:
+        return frozenset({self.pid})
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        return ("last words",)[:count]
+
+    async def wait(self) -> EngineExit:
+        return await asyncio.shield(self._exit)
+
+    def die(self, returncode: int = -9) -> None:
+        if not self._exit.done():
+            self._exit.set_result(EngineExit(returncode))
+
+
+class FakeClient:
+    """The HTTP side: answers what its world says."""
+
+    def __init__(self, world: EngineWorld) -> None:
+        self._world = world
+        self.is_closed = False
+
+    async def status(self, _path: str, *, timeout_s: float = 2.0) -> int | None:
+        return self._world.health
+
+    async def text(self, _path: str, *, timeout_s: float = 2.0) -> str | None:
+        return self._world.metrics
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class EngineWorld:
+    """All engines of a test. `load_s` how long one loads; `faults` are raised by launches, first come first served."""
+
+    load_s: float = 1.0
+    health: int | None = 200
+    metrics: str | None = None
+    faults: list[SbctlError | None] = field(default_factory=list)
+    prepare_fault: SbctlError | None = None
+    stop_fault: SbctlError | None = None
+    stop_s: float = 0.0
+    engines: list[FakeEngine] = field(default_factory=list)
+    clients: list[FakeClient] = field(default_factory=list)
+    leases: frozenset[str] = frozenset()
+    events: list[str] = field(default_factory=list)
+    tokens_asked: int = 0
+
+    @property
+    def alive(self) -> list[FakeEngine]:
+        return [engine for engine in self.engines if not engine.is_stopped]
+
+    def ports(self, **times: float) -> ReplicaPorts:
+        launch = LaunchPorts(self, self, WatchTimes(**times), self._connect, self._await_ready)  # type: ignore[arg-type]
+        return ReplicaPorts(launch, chance=lambda: 0.0)
+
+    # EngineHost
+
+    async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
+        engine = FakeEngine(label, spec.address, 1000 + len(self.engines))
+        self.engines.append(engine)
+        self.events.append(f"start {label.deployment}#{label.generation}")
+        return engine
+
+    async def adopt(self) -> tuple[RunningEngine, ...]:
+        return ()
+
+    async def stop(self, engine: RunningEngine, *, grace_s: float = 10.0) -> None:
+        fake = cast(FakeEngine, engine)
+        await asyncio.sleep(self.stop_s)
+        self.events.append(f"stop {fake.label.deployment}#{fake.label.generation}")
+        if self.stop_fault is not None:
+            raise self.stop_fault
+        fake.is_stopped = True
+        fake.die(-15)
+
+    # Provisioner
+
+    async def check_engine(self, member: DeploymentMember) -> EngineBuild:
+        if member.engine.path == "/missing":
+            raise EngineError("engine_missing", "there is no such engine")
+        return EngineBuild("llama_cpp", "binary", "b1", ("/engine",), Path("/engine"))
+
+    async def prepare(self, member: DeploymentMember, progress: Progress) -> Prepared:
+        build = await self.check_engine(member)
+        if self.prepare_fault is not None:
+            raise self.prepare_fault
+        self.events.append(f"prepare {member.model}")
+        return Prepared(Path("/weights"), build)
+
+    def keep_only(self, artifacts: frozenset[str]) -> None:
+        self.leases = artifacts
+
+    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
+        return LaunchSpec(("/engine",), {}, EngineAddress(port=4000 + len(self.engines)), "/health")
+
+    # The HTTP side
+
+    def _connect(self, _address: EngineAddress) -> EngineClient:
+        client = FakeClient(self)
+        self.clients.append(client)
+        return cast(EngineClient, client)
+
+    async def _await_ready(
+        self, engine: RunningEngine, client: EngineClient, spec: LaunchSpec, *, model: str, token: bool
+    ) -> None:
+        await asyncio.sleep(self.load_s)
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None:
+            raise fault
+        self.tokens_asked += token
+
+
+async def until(condition: Callable[[], bool], *, at_most_s: float = 3600.0) -> None:
+    """Pass virtual time until it holds."""
+    async with asyncio.timeout(at_most_s):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def outcome_of(work: Awaitable[Any]) -> str:
+    """`ok`, or the code of the error."""
+    try:
+        await work
+    except SbctlError as error:
+        return error.code
+    return "ok"
