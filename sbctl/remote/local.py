@@ -26,6 +26,9 @@ __all__ = ["LocalTransport", "ProcessChannel"]
 _INHERITED: Final = (
     PREFIX_VARIABLE,
     "SBCTL_PACKAGE_INDEX",
+    "SBCTL_DOWNLOAD_HOSTS",
+    "HF_ENDPOINT",
+    "PIP_CERT",
     "UV_INDEX_URL",
     "UV_DEFAULT_INDEX",
     "PIP_INDEX_URL",
@@ -33,7 +36,8 @@ _INHERITED: Final = (
     "SSL_CERT_DIR",
     *(name for stem in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (stem, stem.upper())),
 )
-"""What a pull on this machine needs to reach the same places as its operator; nothing else of the operator's environment is passed on."""
+"""What a pull on this machine needs to reach the same places as its operator; nothing else of the operator's environment is passed on,
+tokens least of all: a secret that a host needs is sent beside the call that needs it."""
 
 _END_GRACE_S: Final = 5.0
 

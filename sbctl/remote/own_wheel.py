@@ -11,11 +11,10 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import providers
 from sbctl import __version__
 
 __all__ = ["build_own_wheel", "own_wheel_members", "own_wheel_name"]
@@ -64,7 +63,7 @@ def own_wheel_members(package: Path, providers_package: Path) -> Mapping[str, by
 def build_own_wheel(members: Mapping[str, bytes] | None = None) -> bytes:
     """The wheel's bytes; `members` default to the files that this process was imported from."""
     if members is None:
-        members = own_wheel_members(Path(str(files("sbctl"))), Path(str(files(providers))))
+        members = own_wheel_members(_package("sbctl"), _package("providers"))
     record = f"{_STEM}.dist-info/RECORD"
     lines = [f"{name},sha256={_urlsafe(content)},{len(content)}" for name, content in sorted(members.items())]
     listed = {**members, record: ("\n".join(lines) + f"\n{record},,\n").encode()}
@@ -76,6 +75,14 @@ def build_own_wheel(members: Mapping[str, bytes] | None = None) -> bytes:
             member.external_attr = 0o100644 << 16
             archive.writestr(member, content)
     return buffer.getvalue()
+
+
+def _package(name: str) -> Path:
+    """Where an import package stands, without importing it."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _urlsafe(content: bytes) -> str:

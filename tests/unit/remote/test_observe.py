@@ -1,0 +1,111 @@
+"""Every host is in the result; what may pass is tried again, what cannot is not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from sbctl.base.connection import Connection
+from sbctl.base.errors import HostError, InputError, SbctlError, UnreachableError
+from sbctl.node.snapshot import NodeSnapshot
+from sbctl.remote import observe
+from sbctl.remote.observe import observe_fleet
+
+
+class _Clock:
+    """Sleeping takes no time but is counted."""
+
+    def __init__(self) -> None:
+        self.moment_s = 0.0
+        self.sleeps = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic_s(self) -> float:
+        return self.moment_s
+
+    def sleep_s(self, seconds: float) -> None:
+        self.sleeps += 1
+        self.moment_s += seconds
+
+
+class _Session:
+    """Answers its list of outcomes, one a call."""
+
+    def __init__(self, host: str, outcomes: list[object]) -> None:
+        self.host = host
+        self.outcomes = list(outcomes)
+        self.calls = 0
+        self.closed = False
+
+    def snapshot(self, deadline_s: float) -> NodeSnapshot:
+        self.calls += 1
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return NodeSnapshot(bootstrapped=True)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _unreachable(code: str) -> UnreachableError:
+    return UnreachableError(code, "no", retryable=True)
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Session]:
+    known: dict[str, _Session] = {}
+    monkeypatch.setattr(observe, "open_session", lambda host, _connection, **_more: known[host])
+    return known
+
+
+CUT = _unreachable("ssh.connection_lost")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code", "calls"),
+    [
+        (["ok"], None, 1),
+        ([CUT, "ok"], None, 2),
+        ([CUT, _unreachable("ssh.name_unknown"), "ok"], None, 3),
+        ([CUT, CUT, CUT, "ok"], "ssh.connection_lost", 3),
+        ([_unreachable("ssh.no_answer"), "ok"], "ssh.no_answer", 1),
+        ([_unreachable("ssh.host_key_changed"), "ok"], "ssh.host_key_changed", 1),
+        ([_unreachable("ssh.host_key_unknown"), "ok"], "ssh.host_key_unknown", 1),
+        ([_unreachable("ssh.authentication_failed"), "ok"], "ssh.authentication_failed", 1),
+        ([HostError("host.marker_damaged", "damaged")], "host.marker_damaged", 1),
+        ([InputError("ssh.host_key_invalid", "no pin")], "ssh.host_key_invalid", 1),
+        ([RuntimeError("a fault of ours")], "host.observe_failed", 1),
+    ],
+)
+def test_a_host_is_asked_again_only_for_what_may_pass(
+    sessions: dict[str, _Session], outcomes: list[object], code: str | None, calls: int
+) -> None:
+    sessions["a"] = _Session("a", outcomes)
+    observed = observe_fleet({"a": Connection("ssh")}, clock=_Clock())
+    assert sessions["a"].calls == calls
+    assert (observed.unreachable["a"].code if code else None) == code
+    assert ("a" in observed.snapshots) == (code is None)
+    assert sessions["a"].closed == (code is not None)
+
+
+def test_no_host_is_left_out_and_order_is_that_of_the_configuration(sessions: dict[str, _Session]) -> None:
+    names = [f"h{number}" for number in range(40)]
+    for number, name in enumerate(names):
+        sessions[name] = _Session(name, ["ok" if number % 3 else HostError("x.y", "no")])
+    with observe_fleet({name: Connection("ssh") for name in names}, clock=_Clock(), max_parallel=4) as observed:
+        assert list(observed.snapshots) == [name for number, name in enumerate(names) if number % 3]
+        assert list(observed.unreachable) == [name for number, name in enumerate(names) if not number % 3]
+        assert set(observed.sessions) == set(names)
+    assert all(session.closed for session in sessions.values())
+
+
+def test_nothing_is_tried_again_past_the_deadline(sessions: dict[str, _Session]) -> None:
+    sessions["a"] = _Session("a", [CUT, "ok"])
+    clock = _Clock()
+    observed = observe_fleet({"a": Connection("ssh")}, clock=clock, deadline_s=0.1)
+    assert isinstance(observed.unreachable["a"], SbctlError)
+    assert clock.sleeps == 0
