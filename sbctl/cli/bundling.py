@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from providers.bundle.spec import content_of
 from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError
@@ -50,7 +51,7 @@ def export_bundle(workspace: Workspace, host: str, out: Path) -> int:
             f"sb.yml asks nothing of a host named {host}",
             next_step=f"hosts: {', '.join(config.hosts)}",
         )
-    content = BundleContent.model_validate_json(canonical_json(desired.spec["content"]))
+    content = BundleContent.model_validate_json(canonical_json(content_of(desired.spec)))
     key = workspace.signing_key
     if key is None:
         from sbctl.base.errors import RefusedError

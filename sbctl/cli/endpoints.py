@@ -26,7 +26,7 @@ def endpoints_of(state: StateView) -> list[Endpoint]:
         host = "127.0.0.1" if name in _ANYWHERE else name
         base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
         bundle = state.resources.get(Address("bundle", address.scope))
-        keys = bool(bundle is not None and bundle.spec["content"]["api_keys"])
+        keys = bool(bundle is not None and bundle.spec["api_keys"])
         origins = [
             (one.name or "", recorded.spec)
             for one, recorded in sorted(state.resources.items())

@@ -88,6 +88,8 @@ class ChangeDocument(_Part):
     after: tuple[str, ...] = ()
     member_of: str | None = None
     members: tuple[str, ...] = ()
+    carries_only: bool = False
+    """A bundle that is sent anew only for its members; not counted."""
     drifted: bool = False
     blocked: BlockedDocument | None = None
 
@@ -147,6 +149,7 @@ def document_of(plan: Plan, limits: Limits | None = None) -> PlanDocument:
 def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
     """The plan as plain JSON data, valid as `PlanDocument`."""
     limits = limits or Limits()
+    acting, counted = ({change.address for change in rows} for rows in (plan.actionable, plan.counted))
     members: dict[str, list[str]] = {}
     for change in plan.changes:
         if change.member_of is not None:
@@ -170,7 +173,12 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
         "hosts": sorted(plan.hosts),
         "unreachable": dict(sorted(plan.unreachable.items())),
         "summary": summary_document(plan),
-        "resource_changes": [change_document(change, members.get(str(change.address), ())) for change in plan.changes],
+        "resource_changes": [
+            change_document(
+                change, members.get(str(change.address), ()), carries_only=change.address in acting - counted
+            )
+            for change in plan.changes
+        ],
         "resource_drift": sorted(str(change.address) for change in plan.changes if change.drifted),
         "refusals": [asdict(refusal) for refusal in refusals(plan, limits)],
         "notes": list(plan.notes),
@@ -179,9 +187,9 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
 
 
 def summary_document(plan: Plan) -> dict[str, Any]:
-    """The plan's counts as plain JSON data, valid as `SummaryDocument`. Every row counts once, a bundle and each of its members too."""
+    """The plan's counts as plain JSON data, valid as `SummaryDocument`. A bundle that only carries its members' changes is not counted."""
     counts = dict.fromkeys(("create", "update", "replace", "delete", "forget", "no-op", "unreachable"), 0)
-    for change in plan.changes:
+    for change in (*plan.counted, *(row for row in plan.changes if row.action in ("no-op", "unreachable"))):
         counts[change.action] += 1
     downtimes = [change.downtime for change in plan.actionable]
     return {
@@ -192,7 +200,7 @@ def summary_document(plan: Plan) -> dict[str, Any]:
         "forget": counts["forget"],
         "unknown": counts["unreachable"],
         "unchanged": counts["no-op"],
-        "blocked": sum(change.blocked is not None for change in plan.actionable),
+        "blocked": sum(change.blocked is not None for change in plan.counted),
         "drifted": sum(change.drifted for change in plan.changes),
         "blast_radius": str(plan.blast_radius),
         "download_bytes": sum(change.download_bytes or 0 for change in plan.actionable),
@@ -200,7 +208,9 @@ def summary_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def change_document(change: Change, members: tuple[str, ...] | list[str] = ()) -> dict[str, Any]:
+def change_document(
+    change: Change, members: tuple[str, ...] | list[str] = (), *, carries_only: bool = False
+) -> dict[str, Any]:
     """One change as plain JSON data, valid as `ChangeDocument`."""
     return {
         "address": str(change.address),
@@ -219,6 +229,7 @@ def change_document(change: Change, members: tuple[str, ...] | list[str] = ()) -
         "after": sorted(map(str, change.after)),
         "member_of": None if change.member_of is None else str(change.member_of),
         "members": list(members),
+        "carries_only": carries_only,
         "drifted": change.drifted,
         "blocked": None
         if change.blocked is None

@@ -149,6 +149,11 @@ class Change:
     """A sentence when this change must not be applied (prevent_destroy, other lineage, missing engine); apply exits 4."""
     blocked_code: str | None = None
 
+    @property
+    def carries_only(self) -> bool:
+        """An update that asks for nothing of its own: only the number under which its members travel is new."""
+        return self.action == "update" and all(leaf.path == "revision" for leaf in self.leaves)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -185,6 +190,12 @@ class Plan:
     @property
     def actionable(self) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.action not in ("no-op", "unreachable"))
+
+    @property
+    def counted(self) -> tuple[Change, ...]:
+        """`actionable` as a reader counts: a bundle that is signed anew only because a member of it changed is that member's change."""
+        carrying = {change.member_of for change in self.actionable if change.member_of is not None}
+        return tuple(change for change in self.actionable if not (change.address in carrying and change.carries_only))
 
     @property
     def blast_radius(self) -> BlastRadius:

@@ -213,7 +213,7 @@ def _moved(
         yield "the catalog changed"
     yield from _moved_facts(saved.decisive, decisive_facts(fresh))
     if saved.changes_digest != changes_digest(fresh):
-        before, now = saved.document.summary, len(fresh.actionable)
+        before, now = saved.document.summary, len(fresh.counted)
         planned = before.create + before.update + before.replace + before.delete + before.forget
         yield (
             f"planning now gives other changes ({now}, it had {planned})"

@@ -107,6 +107,8 @@ def leaf_words(leaf: LeafDocument, *, both: bool = True) -> str:
 
 
 def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
+    if change.carries_only and not change.blocked:
+        return _carrier(change)
     symbol = "!" if change.blocked else SYMBOLS[change.action]
     noticed = "unreachable" if change.action == "unreachable" else str(change.blast_radius)
     indent = 2 if change.member_of else 0
@@ -122,6 +124,13 @@ def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
         else:
             line.append_text(sentence(words, indent=indent + 6, width=width, style=style))
     return line
+
+
+def _carrier(change: ChangeDocument) -> Text:
+    """A bundle above the members it is signed anew for."""
+    revision = next((leaf_words(leaf) for leaf in change.leaves if leaf.path == "revision"), "")
+    words = f"    {safe(change.address)}" + (f", revision {revision}" if revision else "")
+    return Text(words + "\n", style="dim")
 
 
 def _details(change: ChangeDocument, mode: str, explain: bool) -> Iterator[tuple[str, str, str]]:

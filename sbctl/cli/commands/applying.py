@@ -198,9 +198,10 @@ def _run(workspace: Workspace, request: ApplyRequest, *, as_json: bool) -> int:
 
 
 def _question(plan: object) -> str:
+    from sbctl.base.display import plural
     from sbctl.plan.model import Plan
 
     assert isinstance(plan, Plan)
-    count = len(plan.actionable)
+    count = len(plan.counted)
     verb = {"destroy": "Remove all of this", "rollback": "Roll back"}.get(plan.mode, "Apply")
-    return f"{verb}? {count} changes, blast radius {plan.blast_radius} (yes/no) "
+    return f"{verb}? {plural(count, "change")}, blast radius {plan.blast_radius} (yes/no) "

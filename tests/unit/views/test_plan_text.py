@@ -43,15 +43,14 @@ def test_a_plan_reads_as_in_the_manual() -> None:
         memory_bytes=1_717_986_918,
         notes=("rollout: rolling, one replica at a time, no request refused", "nothing moves"),
     )
-    plan = edited(plan, "bundle.gpu-a", download_bytes=5_046_586_573, leaves=())
+    plan = edited(plan, "bundle.gpu-a", leaves=(Leaf("revision", 3, 4),))
     assert (
         plan_text(document_of(plan)).plain
         == """\
 production-models · serial 41, apply 2026-11-28 09:12 by ops (3f2a91c) · 1 host
 observed in 1.3 s
 
-  ~ bundle.gpu-a                                                    reload
-      download            4.7 GiB
+    bundle.gpu-a, revision 3 → 4
     ~ deployment.gpu-a/chat                                         reload
         max_concurrency     4 → 8
         memory a replica    1.6 GiB
@@ -62,8 +61,8 @@ observed in 1.3 s
       repair it, plan without it (--allow-unreachable), or give it up (sbctl
       host forget gpu-c --lost)
 
-Plan: 0 to add, 2 to change, 0 to remove, 1 unknown. Blast radius: reload.
-Download 4.7 GiB. No downtime."""
+Plan: 0 to add, 1 to change, 0 to remove, 1 unknown. Blast radius: reload. No
+downtime."""
     )
 
 
