@@ -12,6 +12,7 @@ A snapshot appears by one rename and is complete from then on. Looking one up re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -237,6 +238,17 @@ class ArtifactCache:
         finally:
             lease.release()
             work.release()
+
+    def dismantle_if_empty(self) -> bool:
+        """Remove the directories of a cache that holds no artifact any more, with what was set aside; True when the root is gone."""
+        if any(_names(directory) for directory in (self.blobs, self.snapshots, self.partials)):
+            return False
+        for directory in (self.blobs.parent, self.snapshots, self.partials, self.quarantine, self.root / "locks"):
+            if directory.is_dir() and not directory.is_symlink():
+                fs.remove_tree(directory)
+        with contextlib.suppress(OSError):
+            self.root.rmdir()
+        return not self.root.exists()
 
     def _remove_locked(self, name: str) -> Removal:
         snapshot = self.snapshots / name

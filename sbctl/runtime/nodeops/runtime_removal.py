@@ -1,4 +1,4 @@
-"""`runtime.remove`: stop the runtime and its engines, then take away unit, programs, configuration, secrets and state; not the cache.
+"""`runtime.remove`: stop the runtime and its engines, then take away unit, programs, configuration, secrets and state; weights stay.
 
 Everything is stopped and seen to be gone before the first file goes, so an interrupted removal is finished by the next one. The node
 interface itself runs from a directory that goes; nothing is imported after that.
@@ -11,6 +11,7 @@ import contextlib
 import os
 from typing import Any, Final
 
+from sbctl.artifacts.cache import ArtifactCache
 from sbctl.base import fs
 from sbctl.base.errors import HostError
 from sbctl.base.flock import FileLock
@@ -19,7 +20,7 @@ from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage, refuse_started_by_hand
-from sbctl.runtime.nodeops.snapshot import host_facts
+from sbctl.runtime.nodeops.snapshot import cache_root, host_facts
 from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, systemd_of
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.supervise import stop_supervised
@@ -44,6 +45,7 @@ def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any
         _stop_unit(systemd)
     stop_supervised(paths)
     _see_it_gone(context)
+    ArtifactCache(cache_root(paths), context.clock).dismantle_if_empty()
     if systemd is not None and fs.remove_file(systemd.unit_path):
         systemd.must("daemon-reload")
         systemd.ctl("reset-failed", UNIT_NAME)

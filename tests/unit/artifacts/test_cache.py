@@ -123,6 +123,21 @@ def test_removing_from_a_cache_that_is_not_there_creates_nothing(tmp_path: Path)
     assert ArtifactCache(tmp_path / "cache").entries() == ()
 
 
+async def test_an_empty_cache_can_be_taken_away_and_a_full_one_cannot(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "cache")
+    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
+    await pull(cache, facts)
+    assert not cache.dismantle_if_empty()
+    cache.require(facts.artifact)
+    cache.remove(facts.artifact)
+    (cache.root / "foreign").write_text("not ours")
+    assert not cache.dismantle_if_empty()
+    assert [path.name for path in cache.root.iterdir()] == ["foreign"]
+    (cache.root / "foreign").unlink()
+    assert cache.dismantle_if_empty()
+    assert not cache.root.exists()
+
+
 async def test_a_damaged_manifest_is_corrupt_and_repaired_by_a_pull(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
     facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})

@@ -1,0 +1,96 @@
+"""The control socket: answers, refusals, nonsense, silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbctl.base.errors import HostError, RefusedError, UnreachableError
+from sbctl.node.messages import BundleApply, DeploymentAction
+from sbctl.runtime.nodeops.bundle_ops import act_on_deployment, apply_bundle, clear_bundle
+from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.control_client import ControlClient
+
+BUNDLE = ("POST", "/control/v1/bundle")
+APPLY = BundleApply(envelope="e", expected_revision=4)
+
+
+def reported(context: NodeContext, steps: list[tuple[int, int | None, str]]) -> NodeContext:
+    from dataclasses import replace
+
+    return replace(context, report=lambda *step: steps.append(step))
+
+
+def test_a_transaction_reports_and_ends_in_its_result(context: NodeContext, runtime: Any) -> None:
+    runtime.answers[BUNDLE] = (
+        200,
+        [
+            {"progress": {"done": 1, "total": 2, "note": "n"}},
+            {"progress": {"done": 2, "total": None}},
+            {"result": {"revision": 5}},
+        ],
+    )
+    steps: list[tuple[int, int | None, str]] = []
+    assert apply_bundle(reported(context, steps), APPLY) == {"revision": 5}
+    assert steps == [(1, 2, "n"), (2, None, "")]
+    assert runtime.requests == [(*BUNDLE, {"envelope": "e", "expected_revision": 4})]
+
+
+def test_a_refused_bundle_raises_what_the_runtime_said(context: NodeContext, runtime: Any) -> None:
+    refusal = RefusedError("bundle.stale_revision", "older than the fence", next_step="plan again")
+    runtime.answers[BUNDLE] = (200, [{"error": refusal.to_wire()}])
+    with pytest.raises(RefusedError) as caught:
+        apply_bundle(context, APPLY)
+    assert (caught.value.code, caught.value.next_step) == ("bundle.stale_revision", "plan again")
+
+
+def test_a_transaction_without_an_end_is_unknown(context: NodeContext, runtime: Any) -> None:
+    runtime.answers[BUNDLE] = (200, [{"progress": {"done": 1, "total": 2, "note": "n"}}])
+    with pytest.raises(HostError) as caught:
+        apply_bundle(context, APPLY)
+    assert caught.value.code == "host.outcome_unknown"
+
+
+@pytest.mark.parametrize("lines", [[b"nonsense\n"], [b'["a"]\n'], [b'{"a":1,"a":2}\n']])
+def test_nonsense_is_an_error_with_a_name(context: NodeContext, runtime: Any, lines: list[bytes]) -> None:
+    runtime.answers[BUNDLE] = (200, lines)
+    with pytest.raises(HostError) as caught:
+        apply_bundle(context, APPLY)
+    assert caught.value.code == "runtime.answer_invalid"
+
+
+def test_actions_and_clearing(context: NodeContext, runtime: Any) -> None:
+    runtime.answers["POST", "/control/v1/deployments/chat/stop"] = (200, [{"deployment": "chat", "state": "stopped"}])
+    runtime.answers["DELETE", "/control/v1/bundle"] = (200, [{}])
+    asked = DeploymentAction(deployment="chat", action="stop")
+    assert act_on_deployment(context, asked)["state"] == "stopped"
+    assert clear_bundle(context, None) == {}
+    runtime.answers["DELETE", "/control/v1/bundle"] = (
+        409,
+        [{"error": RefusedError("draining", "busy").to_wire()}],
+    )
+    with pytest.raises(RefusedError):
+        clear_bundle(context, None)
+    runtime.answers["DELETE", "/control/v1/bundle"] = (500, [b"<html>"])
+    with pytest.raises(HostError) as caught:
+        clear_bundle(context, None)
+    assert caught.value.code == "runtime.refused"
+
+
+def test_nobody_there(context: NodeContext, tmp_path: Path) -> None:
+    assert ControlClient(tmp_path / "none").status() is None
+    with pytest.raises(UnreachableError) as caught:
+        clear_bundle(context, None)
+    assert caught.value.code == "runtime.unreachable"
+    assert caught.value.retryable
+
+
+def test_a_status_that_makes_no_sense_is_no_status(context: NodeContext, runtime: Any) -> None:
+    client = ControlClient(context.paths.control_socket)
+    for answer in ((200, [b"x"]), (500, [{}]), (200, [b"[]"])):
+        runtime.answers["GET", "/control/v1/status"] = answer
+        assert client.status() is None
+    runtime.answers["GET", "/control/v1/status"] = (200, [{"healthy": True}])
+    assert client.status() == {"healthy": True}
