@@ -42,6 +42,6 @@ def _text(explanation: Explanation) -> RenderableType:
         rows = [(str(one.span), one.layer, one.value) for one in explanation.written]
         parts += [Text(""), render_rows(("where", "layer", "value"), rows, empty="")]
     if explanation.fields:
-        rows = [(one.name, one.type, one.default, one.description) for one in explanation.fields]
-        parts += [Text(""), render_rows(("field", "type", "default", "meaning"), rows, empty="")]
+        fields = [(one.name, one.type, one.default, one.description) for one in explanation.fields]
+        parts += [Text(""), render_rows(("field", "type", "default", "meaning"), fields, empty="")]
     return Group(*parts)

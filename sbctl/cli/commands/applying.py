@@ -204,4 +204,4 @@ def _question(plan: object) -> str:
     assert isinstance(plan, Plan)
     count = len(plan.counted)
     verb = {"destroy": "Remove all of this", "rollback": "Roll back"}.get(plan.mode, "Apply")
-    return f"{verb}? {plural(count, "change")}, blast radius {plan.blast_radius} (yes/no) "
+    return f"{verb}? {plural(count, 'change')}, blast radius {plan.blast_radius} (yes/no) "
