@@ -16,7 +16,7 @@ from sbctl.apply.journal import HardStopped, JournalFailedError, StepResult
 from sbctl.apply.outcome import CHANGE_STATUSES, ChangeResult, HostResult, host_status
 from sbctl.apply.schedule import Unit
 from sbctl.apply.steps import RunContext, StepFailedError, StepRunner, internal_error
-from sbctl.apply.verify import degraded_replicas, recorded_of
+from sbctl.apply.verify import attempt_of, degraded_replicas, recorded_of
 from sbctl.base.errors import HostError, InterruptedBySignal, SbctlError
 from sbctl.base.ids import Address
 from sbctl.node.snapshot import NodeSnapshot
@@ -142,6 +142,9 @@ class HostChain:
 
     def _run_steps(self, unit: Unit, done: dict[str, Mapping[str, Any]]) -> None:
         run, steps = self._run, unit.change.steps
+        attempt = attempt_of(unit.change, run.providers[unit.change.address.kind])
+        if attempt is not None:
+            run.journal.record(attempt)
         for number, step in enumerate(steps[:-1]):
             started_s = run.clock.monotonic_s()
             done[step.key] = self._steps.perform(unit, number)

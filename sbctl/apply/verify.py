@@ -15,11 +15,12 @@ from sbctl.apply.schedule import Unit
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import HostError, SbctlError, StalePlanError
 from sbctl.base.ids import Address
+from sbctl.base.truths import ATTEMPTED, Desired, Recorded
 from sbctl.node.snapshot import NodeSnapshot
-from sbctl.plan.model import Change, DiffContext, Leaf, Plan, Recorded, Step
+from sbctl.plan.model import Change, DiffContext, Leaf, Plan, Step
 from sbctl.provider import Provider
 
-__all__ = ["Verifier", "degraded_replicas", "recorded_of"]
+__all__ = ["Verifier", "attempt_of", "degraded_replicas", "recorded_of"]
 
 _SHOWN_MAX_CHARS: Final = 160
 
@@ -62,7 +63,13 @@ class Verifier:
         self._plan = plan
         self._providers = providers
         self._rows: dict[str, list[Change]] = {}
+        self._recorded_specs: dict[str, dict[Address, Mapping[str, Any]]] = {}
+        self._desired_specs: dict[str, dict[Address, Mapping[str, Any]]] = {}
         for change in plan.changes:
+            if change.recorded is not None:
+                self._recorded_specs.setdefault(change.host, {})[change.address] = change.recorded.spec
+            if change.desired is not None:
+                self._desired_specs.setdefault(change.host, {})[change.address] = change.desired.spec
             if change.action not in ("unreachable", "forget"):
                 self._rows.setdefault(change.host, []).append(change)
 
@@ -146,7 +153,14 @@ class Verifier:
     ) -> Change:
         provider = self._providers[change.address.kind]
         observed = provider.interpret(snapshot, change.address, recorded)
-        context = DiffContext(now=now, mode=self._plan.mode, snapshot=snapshot, member_changes=member_changes)
+        context = DiffContext(
+            now=now,
+            mode=self._plan.mode,
+            snapshot=snapshot,
+            member_changes=member_changes,
+            recorded_specs=self._recorded_specs.get(change.host, {}),
+            desired_specs=self._desired_specs.get(change.host, {}),
+        )
         desired = None if change.action == "delete" else change.desired
         return provider.diff(desired, recorded, observed, context)
 
@@ -181,13 +195,23 @@ def _not_converged(change: Change, leaf: Leaf) -> SbctlError:
 
 def recorded_of(change: Change, provider: Provider, results: Mapping[str, Mapping[str, Any]]) -> Recorded:
     """What the state keeps of a change whose desired state is now true."""
-    desired = change.desired
-    assert desired is not None
+    assert change.desired is not None
+    return _recorded(change.desired, provider, provider.record(change.desired, results), change.desired.fingerprint)
+
+
+def attempt_of(change: Change, provider: Provider) -> Recorded | None:
+    """What the state keeps while a resource is being created, so that it is never lost; None when it has a record already."""
+    if change.recorded is not None or change.desired is None or not change.steps:
+        return None
+    return _recorded(change.desired, provider, {}, ATTEMPTED)
+
+
+def _recorded(desired: Desired, provider: Provider, record: Mapping[str, Any], fingerprint: str) -> Recorded:
     return Recorded(
         address=desired.address,
-        record=provider.record(desired, results),
+        record=record,
         record_version=provider.record_version,
-        fingerprint=desired.fingerprint,
+        fingerprint=fingerprint,
         spec=desired.spec,
         host=desired.host,
         connection=desired.connection,

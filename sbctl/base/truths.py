@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sbctl.base.connection import Connection
 from sbctl.base.ids import Address
 
-__all__ = ["Desired", "Recorded"]
+__all__ = ["ATTEMPTED", "Desired", "Recorded"]
+
+ATTEMPTED: Final = "0" * 64
+"""The fingerprint of no spec: creating this resource was begun, and nobody knows yet that it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,8 @@ class Recorded:
     keep: bool = False
     prevent_destroy: bool = False
     pending_delete: bool = False
+
+    @property
+    def attempted(self) -> bool:
+        """Whether this only keeps an unfinished creation from being lost: wanted, it is created as if there were no record; else removed."""
+        return self.fingerprint == ATTEMPTED

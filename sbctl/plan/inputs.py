@@ -143,6 +143,14 @@ class PlanInputs:
             header={"fleet": config.fleet_name},
         )
 
+    def __post_init__(self) -> None:
+        """A creation that was begun and not finished counts as recorded only where it is to be removed."""
+        attempted = {address for address, recorded in self.recorded.items() if recorded.attempted}
+        if attempted and self.mode != "destroy":
+            dropped = attempted if self.mode == "drift" else attempted & {one.address for one in self.desired}
+            kept = {address: recorded for address, recorded in self.recorded.items() if address not in dropped}
+            object.__setattr__(self, "recorded", kept)
+
     @property
     def offline(self) -> bool:
         return self.mode == "against" or not self.refresh

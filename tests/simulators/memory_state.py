@@ -68,7 +68,7 @@ class MemoryRun:
     def record(self, recorded: Recorded) -> None:
         def write() -> None:
             self._state.resources[recorded.address] = recorded
-            self._state.journal.append(("record", str(recorded.address)))
+            self._state.journal.append(("attempt" if recorded.attempted else "record", str(recorded.address)))
 
         self._write(write)
 

@@ -384,6 +384,8 @@ def small_plan(
     addresses = sorted(desired.keys() | state.resources.keys(), key=lambda address: (address.kind == "bundle", address))
     for address in addresses:
         want, recorded = desired.get(address), state.resources.get(address)
+        if want is not None and recorded is not None and recorded.attempted:
+            recorded = None
         subject = want or recorded
         assert subject is not None
         snapshot = snapshots.get(subject.host)

@@ -47,12 +47,15 @@ def test_every_fact_is_durable_before_the_next_begins() -> None:
     world = SmallWorld("a")
     world.apply({"a": Wanted("1.0", ("m",), {"chat": member_of("m")})})
     assert world.state.journal == [
+        ("attempt", "engine.a/llama_cpp"),
         ("intent", "engine.a/llama_cpp#1:engine.install"),
         ("outcome", "engine.a/llama_cpp#1:engine.install", "done"),
         ("record", "engine.a/llama_cpp"),
+        ("attempt", "artifact.a/m"),
         ("intent", "artifact.a/m#1:artifact.pull"),
         ("outcome", "artifact.a/m#1:artifact.pull", "done"),
         ("record", "artifact.a/m"),
+        ("attempt", "bundle.a"),
         ("intent", "bundle.a#1:bundle.apply"),
         ("outcome", "bundle.a#1:bundle.apply", "done"),
         ("record", "deployment.a/chat"),
@@ -356,6 +359,22 @@ def test_a_lost_first_step_of_two_is_known_from_what_is_still_asked_for() -> Non
     assert set(world.fleet.hosts["a"].engines) == {("llama_cpp", "2.0")}
 
 
+@pytest.mark.parametrize("effect", ["lose", "cut", "fail"])
+def test_a_creation_that_was_begun_is_never_lost_even_when_nobody_wants_it_any_more(effect: Any) -> None:
+    world = SmallWorld("a")
+    world.fleet.break_call("run", method="artifact.pull", hook=lambda *_: None)
+    world.fleet.faults[0].effect = effect
+    world.fleet.break_call("fail", method="snapshot", nth=2, times=9)
+    result = world.apply({"a": Wanted(artifacts=("m",))})
+    assert result.changes[0].status in ("unknown", "failed")
+    attempt = world.state.resources[Address("artifact", "a", "m")]
+    assert attempt.attempted
+    assert attempt.spec["facts"]["model"] == "m"
+    world.fleet.heal()
+    assert world.apply({}).status == "applied"
+    assert (world.state.resources, world.fleet.hosts["a"].artifacts) == ({}, {})
+
+
 # Reading back
 
 
@@ -435,7 +454,7 @@ def test_an_unreachable_host_during_the_read_back_is_unknown() -> None:
     world.fleet.break_call("unreachable", method="snapshot", nth=2, times=2)
     result = world.apply({"a": Wanted("1.0")})
     assert (result.changes[0].status, result.exit_code) == ("unknown", ExitCode.UNREACHABLE)
-    assert world.state.journal[1] == ("outcome", "engine.a/llama_cpp#1:engine.install", "unknown")
+    assert ("outcome", "engine.a/llama_cpp#1:engine.install", "unknown") in world.state.journal
     assert world.apply({"a": Wanted("1.0")}).status == "applied"
 
 
@@ -491,14 +510,14 @@ def test_an_unchanged_member_must_still_hold_after_its_bundle_changed() -> None:
 # The state
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_when_the_state_cannot_be_written_nothing_more_is_started_anywhere(nth: int) -> None:
     world = SmallWorld("a", "b")
     result = world.apply({"a": FULL, "b": FULL}, fail_write_at=nth, parallelism=1)
     assert statuses(result)["engine.a/llama_cpp"] == "failed"
     assert statuses(result)["engine.b/llama_cpp"] == "not_started"
     assert "state could not be written" in {change.because for change in result.changes if change.host == "b"}.pop()
-    assert len(world.fleet.methods()) == (0 if nth == 1 else 1)
+    assert len(world.fleet.methods()) == (0 if nth <= 2 else 1)
     assert result.journal_error is not None
     assert result.journal_error.code == "disk.full"
     assert result.exit_code == ExitCode.FAILED
@@ -506,7 +525,7 @@ def test_when_the_state_cannot_be_written_nothing_more_is_started_anywhere(nth: 
 
 def test_a_run_whose_end_cannot_be_written_says_so() -> None:
     world = SmallWorld("a")
-    result = world.apply({"a": Wanted("1.0")}, fail_write_at=4)
+    result = world.apply({"a": Wanted("1.0")}, fail_write_at=5)
     assert (result.status, result.exit_code) == ("partial", ExitCode.FAILED)
 
 
