@@ -75,7 +75,7 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
         blast_radius=action_radius("runtime", "create") if down else radius,
         notes=_reboot_note(comparison),
         drifted=bool(drift),
-        blocked=_problem(comparison, desired),
+        blocked=_cache_in_use(comparison, leaves) or _problem(comparison, desired),
     )
 
 
@@ -135,6 +135,19 @@ def _problem(comparison: Comparison, desired: Desired) -> Blocked | None:
             f"use sbctl {version}, or set fleet.runtime.version to {__version__}",
         )
     return python_problem(comparison.snapshot.host, desired.spec["python"])
+
+
+def _cache_in_use(comparison: Comparison, leaves: tuple[Leaf, ...]) -> Blocked | None:
+    """SBproxy's foundation rule: the cache's place changes only while nothing is served from it."""
+    moved = next((leaf for leaf in leaves if leaf.path == "cache_directory"), None)
+    served = sorted(address.name or "" for address in comparison.context.recorded_specs if address.kind == "deployment")
+    if moved is None or not served:
+        return None
+    return Blocked(
+        "runtime.cache_in_use",
+        f"the cache directory cannot move while deployments are served from it ({', '.join(served)})",
+        "apply an empty deployments map first, then move the cache, then bring the deployments back",
+    )
 
 
 def _reboot_note(comparison: Comparison) -> tuple[str, ...]:
