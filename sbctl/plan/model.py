@@ -151,8 +151,10 @@ class Change:
 
     @property
     def carries_only(self) -> bool:
-        """An update that asks for nothing of its own: only the number under which its members travel is new."""
-        return self.action == "update" and all(leaf.path == "revision" for leaf in self.leaves)
+        """An update that asks for nothing of its own: only its number is new, or a member of it was stopped."""
+        return self.action == "update" and all(
+            leaf.path == "revision" or leaf.path.startswith("stopped.") for leaf in self.leaves
+        )
 
 
 @dataclass(frozen=True, slots=True)
