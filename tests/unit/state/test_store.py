@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from sbctl.base.errors import ExitCode, HostError, InputError, LockedError, RefusedError, StateError
+from sbctl.base.errors import ExitCode, HostError, InputError, LockedError, RefusedError, SbctlError, StateError
 from sbctl.base.ids import Address
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Recorded
@@ -451,3 +451,21 @@ def test_B5_a_network_filesystem_is_refused_unless_allowed(world: StateWorld, mo
     with allowed.lock(world.info(), 0):
         allowed.create("fleet")
     assert allowed.read().serial == 0
+
+
+def test_a_damaged_fence_alone_is_still_something(world: StateWorld) -> None:
+    world.directory.mkdir()
+    world.paths.fence.write_bytes(b"{")
+    assert world.store().exists()
+    with pytest.raises(StateError) as caught:
+        world.store().read()
+    assert caught.value.code == "state.corrupt"
+
+
+def test_a_lock_file_that_cannot_be_opened_is_told(world: StateWorld) -> None:
+    world.directory.mkdir()
+    (world.directory / "real").write_bytes(b"")
+    world.paths.lock.symlink_to(world.directory / "real")
+    with pytest.raises(SbctlError) as caught:
+        world.store().holder()
+    assert caught.value.code == "disk.symlink_refused"
