@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from sbctl.base.errors import SbctlError
@@ -121,7 +121,7 @@ class Comparison:
         drifted: bool = False,
         blocked: Blocked | None = None,
     ) -> Change:
-        """`downtime` defaults to the worst of the calls. A blocked change has no steps."""
+        """`downtime` defaults to the worst of the calls. A blocked change has no steps. A leaf does not repeat the reason of the change."""
         steps = () if blocked else self.steps(calls)
         return Change(
             address=self.address,
@@ -129,7 +129,7 @@ class Comparison:
             reason=reason,
             host=self.subject.host,
             connection=self.subject.connection,
-            leaves=leaves,
+            leaves=tuple(replace(leaf, reason="") if leaf.reason == reason else leaf for leaf in leaves),
             blast_radius=blast_radius,
             download_bytes=download_bytes,
             memory_bytes=memory_bytes,

@@ -62,12 +62,14 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
     rollout = desired.spec["rollout"]
     restarts = replace or any(_needs_engine(leaf) for leaf in leaves) or any(leaf.path == "content" for leaf in drift)
     action: Action = "replace" if replace else "update"
+    # What an operator stopped serves nobody, so nobody notices that it starts.
+    felt = [leaf for leaf in (*leaves, *drift) if leaf.path != "stopped"]
     reason = "asked for by --replace" if replace else "sb.yml asks for something else" if leaves else drift[0].reason
     return comparison.change(
         action,
         reason,
         leaves=(*leaves, *drift),
-        blast_radius=action_radius("deployment", action, (*leaves, *drift), rollout=rollout if restarts else "rolling"),
+        blast_radius=action_radius("deployment", action, felt, rollout=rollout if restarts else "rolling"),
         downtime=_downtime(rollout) if restarts and not replace else "queue" if replace else "none",
         memory_bytes=_memory_bytes(desired.spec),
         notes=(*_memory_note(comparison, desired.spec), *(_rollout_note(desired.spec) if restarts else ())),

@@ -67,7 +67,7 @@ def _wheel(comparison: Comparison, desired: Desired) -> Change:
         action,
         _wheel_reason(comparison, bool(drift)),
         calls=[*_removals(comparison, removed), *_installs(desired, pins, redo)],
-        leaves=(*leaves, *drift.values(), *_wheel_leaves(pins, redo)),
+        leaves=(*leaves, *drift.values(), *(() if drift else _wheel_leaves(pins, redo))),
         blast_radius=action_radius("engine", action),
         download_bytes=sum(pin.size_bytes for version in missing if (pin := pins[version]) is not None) or None,
         notes=_leftover_note(comparison, versions),
