@@ -143,7 +143,9 @@ TokenName = Annotated[
 
 
 def _known_version(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 2:
+    if isinstance(value, bool):
+        raise expected("the whole number 2")
+    if isinstance(value, int) and value > 2:
         raise expected(f"schema_version 2: this catalog is of version {value}, which a newer sbctl reads")
     return value
 

@@ -210,8 +210,9 @@ class _Teller:
         deepest = {path[:size] for path, _, _ in placed for size in range(len(path))}
         told: set[tuple[Path, str | None]] = set()
         for path, missing, problem in placed:
-            a_branch = problem["type"] in _TYPES and path in deepest
-            if a_branch or (path, missing) in told or self._is_broken(path):
+            # A branch of a union that another branch got further with; a list whose entries failed and so do not count.
+            follows = problem["type"] in (*_TYPES, "too_short") and path in deepest
+            if follows or (path, missing) in told or self._is_broken(path):
                 continue
             told.add((path, missing))
             self._tell_one(path, missing, problem)
@@ -241,7 +242,7 @@ class _Teller:
             self._add("wrong_type", path, f"{_named(path)} must be {_TYPES[kind]}, not {given}{quoted}")
         elif kind in _BOUNDS:
             words, key = _BOUNDS[kind]
-            self._add("out_of_range", path, f"{_named(path)} must be {words} {context[key]:g}")
+            self._add("out_of_range", path, f"{_named(path)} must be {words} {context[key]:.15g}")
         elif kind in _SIZES:
             words, key, unit = _SIZES[kind]
             self._add("out_of_range", path, f"{_named(path)} must have {words} {context[key]} {unit}")

@@ -19,7 +19,7 @@ Path = tuple[str | int, ...]
 
 _LINE_MAX_CHARS: Final = 400
 _SECRET_NAME_RE: Final = re.compile(
-    r"(?i)password|passphrase|passwd|secret|token|api_?key$|shared_key|master_key|private_key|pepper|credential|signing_key$"
+    r"(?i)password|passphrase|passwd|secret|(?:^|[_.-])token$|api_?key$|shared_key|master_key|private_key|pepper|credential|signing_key$"
 )
 _REFERENCE_RE: Final = re.compile(r"(?:env|file|exec|node-file|secret):\S.*|\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _SECRET_LINE_RE: Final = re.compile(
@@ -94,8 +94,9 @@ class Document:
     def _masked_lines(self) -> dict[int, str]:
         """Lines that hold a secret, masked character by character so that columns stay."""
         masked: dict[int, list[str]] = {}
+        containers = {path[:-1] for path in self.nodes if path}
         for path, node in self.nodes.items():
-            if not path or not self._holds_secret(path):
+            if path in containers or not any(isinstance(part, str) and names_secret(part) for part in path):
                 continue
             raw = self.text[node.start : node.end]
             if is_reference(raw.strip("'\" \r\n")):
@@ -110,10 +111,6 @@ class Document:
                     row[column] = "*"
                 column += 1
         return {line: "".join(row) for line, row in masked.items()}
-
-    def _holds_secret(self, path: Path) -> bool:
-        in_secrets = len(path) == 2 and path[0] == "secrets"
-        return in_secrets or any(isinstance(part, str) and names_secret(part) for part in path[1:])
 
     def source_line(self, line: int) -> str:
         """One line as it may be shown; `line` counts from 0."""

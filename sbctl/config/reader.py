@@ -137,7 +137,9 @@ class _Builder:
             problem = " ".join(str(error.problem or error.context or "it cannot be parsed").split())
             if "'\\t'" in problem:
                 problem = "a tab cannot indent"
-            self._find("syntax", f"this is not YAML: {problem}", line, column)
+            written = document.lines[line] if line < len(document.lines) else ""
+            hint = ("inside { } and [ ], write a variable in quotes",) if "${" in written else ()
+            self._find("syntax", f"this is not YAML: {problem}", line, column, 1, *hint)
             return
         except (YAMLError, *_PARSER_FAULTS):
             self._find("syntax", "this is not YAML: it cannot be parsed", 0, 0)
