@@ -40,7 +40,14 @@ class Unit:
 
 
 def refuse_blocked(plan: Plan) -> None:
-    """Raises RefusedError before anything starts when the plan holds a change that must not be applied; names all of them."""
+    """Raises RefusedError before anything starts: `plan.not_applicable` for a mere comparison, else the code of the first change that must
+    not be applied, naming all of them."""
+    if plan.offline or plan.mode in ("drift", "against"):
+        raise RefusedError(
+            "plan.not_applicable",
+            "this plan compares without asking the hosts" if plan.offline else f"this is a plan of mode {plan.mode}",
+            next_step="run sbctl apply, which makes a plan of its own",
+        )
     blocked = [change for change in plan.changes if change.blocked is not None]
     if not blocked:
         return
