@@ -74,8 +74,11 @@ def launch_spec(
     """How to start one llama.cpp server that gives each of `slots` requests its own `context_length` tokens.
 
     An extra argument wins over a default of ours and over `threads`. Raises EngineError `engine.unsafe_argument` for one that is not on
-    the list, `engine.incompatible` when the program lacks a flag that cannot be left out.
+    the list, `engine.incompatible` when the program lacks a flag that cannot be left out; ValueError for a socket that llama.cpp would
+    take for a host name.
     """
+    if address.unix_path is not None and address.unix_path.suffix != ".sock":
+        raise ValueError(f"llama.cpp takes a path for a socket only when it ends in .sock: {address.unix_path}")
     extra = {flag.flag: flag for flag in parse_extra_args("llama_cpp", extra_args)}
     thread_count = _value(extra, "--threads", threads if threads is not None else default_threads(physical_cores))
     host = str(address.unix_path) if address.unix_path is not None else "127.0.0.1"

@@ -105,8 +105,9 @@ def read_arguments(argv: Sequence[str]) -> dict[str, Any]:
     lacking = [flag for flag in _NEEDED if flag not in given]
     if lacking:
         raise Refused(f"{', '.join(lacking)} must be given")
-    if not given["--host"].startswith("/") and given["--host"] != "127.0.0.1":
-        raise Refused("--host is a socket path or 127.0.0.1; an engine never listens elsewhere")
+    host = given["--host"]
+    if host != "127.0.0.1" and not (host.startswith("/") and host.endswith(".sock")):
+        raise Refused("--host is 127.0.0.1 or an absolute path ending in .sock; an engine never listens elsewhere")
     return given
 
 

@@ -124,7 +124,7 @@ def test_the_launcher_maps_every_flag_that_is_written() -> None:
     assert given["--load-mode"] == "mmap+mlock"
 
 
-LISTED = ["--model", "m", "--host", "/s", "--ctx-size", "1", "--parallel", "1", "--threads", "1"]
+LISTED = ["--model", "m", "--host", "/e.sock", "--ctx-size", "1", "--parallel", "1", "--threads", "1"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_launcher_refuses_the_rest_in_a_sentence(more: list[str], part: str)
         launcher.read_arguments([*LISTED, *more])
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "localhost", "", "[::1]", "10.0.0.1"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost", "", "[::1]", "10.0.0.1", "e.sock", "/e"])
 def test_the_launcher_listens_on_a_socket_or_loopback_only(host: str) -> None:
     with pytest.raises(launcher.Refused, match="--host"):
         launcher.read_arguments(["--model", "m", "--host", host, *LISTED[4:]])
@@ -159,8 +159,18 @@ def test_the_launcher_exits_64_before_it_loads_anything() -> None:
     assert caught.value.code == 64
 
 
+def test_a_socket_has_a_name_that_llama_cpp_takes_for_one() -> None:
+    with pytest.raises(ValueError, match="ends in .sock"):
+        spec(WHEEL, EngineAddress(unix_path=Path("/run/e")))
+
+
 def test_an_address_is_one_of_the_two() -> None:
-    for arguments in ({}, {"unix_path": Path("/s"), "port": 1}, {"unix_path": Path("/" + "x" * 108)}):
+    for arguments in (
+        {},
+        {"unix_path": Path("/e.sock"), "port": 1},
+        {"unix_path": Path("/" + "x" * 103 + ".sock")},
+        {"unix_path": Path("/s")},
+    ):
         with pytest.raises(ValueError, match="socket"):
             EngineAddress(**arguments)  # type: ignore[arg-type]
 
