@@ -33,6 +33,8 @@ class _Situation:
     """Every deployment of it is there with the right content. True as well while the runtime is down: nothing is known."""
     lost: bool
     """It was applied once, and the runtime has none."""
+    untold: bool
+    """It was applied once, and the runtime is down and does not say whether it still has it."""
     foreign: bool
     """The runtime holds another revision or content than the last apply left there."""
     changed: bool
@@ -73,7 +75,8 @@ def _situation(comparison: Comparison, desired: Desired) -> _Situation:
     return _Situation(
         holds=holds,
         serves=not up or all(name in served for name in desired.spec["deployments"]),
-        lost=recorded is not None and held["revision"] is None,
+        lost=recorded is not None and held["revision"] is None and (up or not comparison.bootstrapped),
+        untold=recorded is not None and held["revision"] is None and comparison.bootstrapped and not up,
         foreign=held["revision"] is not None
         and (revision not in (None, held["revision"]) or known not in (None, held["content_digest"])),
         changed=changed,
@@ -100,10 +103,10 @@ def _applied(comparison: Comparison, desired: Desired, situation: _Situation) ->
         action,
         _reason(comparison, situation),
         calls=_calls(comparison, desired, situation, sends=sends),
-        leaves=(*own, *drift, *(_revision_leaf(comparison) if sends else ())),
+        leaves=(*own, *drift, *(_revision_leaf(comparison) if sends and not situation.untold else ())),
         blast_radius=max([radius, *(member.blast_radius for member in members)]),
         downtime=worst_downtime(["refuse" if context.replace else "none", *(member.downtime for member in members)]),
-        notes=_notes(comparison, situation),
+        notes=_notes(comparison),
         drifted=bool(drift) or any(member.drifted for member in members),
     )
 
@@ -146,12 +149,14 @@ def _reason(comparison: Comparison, situation: _Situation) -> str:
         return "the runtime has no bundle any more" if comparison.bootstrapped else "the runtime is gone from the host"
     if situation.changed:
         return "sb.yml asks for something else"
+    if situation.untold:
+        return "the runtime is down; what it comes back with is looked at then"
     if situation.foreign:
         return "the host holds another bundle than was applied"
     return "what an operator stopped starts again" if situation.stopped else "a member changes"
 
 
-def _notes(comparison: Comparison, situation: _Situation) -> tuple[str, ...]:
+def _notes(comparison: Comparison) -> tuple[str, ...]:
     notes = []
     recorded, held = comparison.recorded, comparison.observed.decisive["revision"]
     known = recorded.record.get("revision") if recorded is not None else None
@@ -160,8 +165,6 @@ def _notes(comparison: Comparison, situation: _Situation) -> tuple[str, ...]:
             f"the host holds revision {held} and the state remembers {known}: the state is older than the host, "
             "or another operator applied from elsewhere"
         )
-    if situation.lost and comparison.bootstrapped and not comparison.snapshot.runtime.healthy:
-        notes.append("the runtime is down: a bundle that it comes back with is kept when it is the desired one")
     return tuple(notes)
 
 

@@ -150,7 +150,7 @@ DRIFTS: dict[str, tuple[Any, dict[str, str]]] = {
     "a unit edited": (_edit_unit, {"runtime.local": "update"}),
     "a configuration edited": (_edit_configuration, {"runtime.local": "update"}),
     "a deployment stopped": (_stop_deployment, {"deployment.local/chat": "update", "bundle.local": "update"}),
-    "a runtime stopped": (_stop_runtime, {"runtime.local": "update", "bundle.local": "create"}),
+    "a runtime stopped": (_stop_runtime, {"runtime.local": "update", "bundle.local": "update"}),
     "a runtime that hangs": (_hang_runtime, {"runtime.local": "update"}),
     "an engine removed": (_remove_engine, {"engine.local/llama_cpp": "create"}),
     "a bundle cleared": (
