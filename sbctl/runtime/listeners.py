@@ -156,6 +156,7 @@ class Listener:
         self._connections_max = min(self.limits.connections, spare)
         self._connections: dict[asyncio.BaseTransport, _Connection] = {}
         app.middlewares.insert(0, self._mark_request())
+        app.on_response_prepare.append(_name_no_software)
         self._runner = web.AppRunner(
             app,
             handle_signals=False,
@@ -227,6 +228,10 @@ class Listener:
                 connection.request_ends(body_read=request.content.at_eof())
 
         return mark
+
+
+async def _name_no_software(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "sbctl"
 
 
 async def read_body(request: web.Request, *, max_bytes: int, deadline_s: float = BODY_DEADLINE_S) -> bytes:

@@ -153,7 +153,7 @@ class EngineWorld:
         return ()
 
     async def stop(self, engine: RunningEngine, *, grace_s: float = 10.0) -> None:
-        fake = cast(FakeEngine, engine)
+        fake = cast("FakeEngine", engine)
         await asyncio.sleep(self.stop_s)
         self.events.append(f"stop {fake.label.deployment}#{fake.label.generation}")
         if self.stop_fault is not None:
@@ -186,7 +186,7 @@ class EngineWorld:
     def _connect(self, _address: EngineAddress) -> EngineClient:
         client = FakeClient(self)
         self.clients.append(client)
-        return cast(EngineClient, client)
+        return cast("EngineClient", client)
 
     async def _await_ready(
         self, engine: RunningEngine, client: EngineClient, spec: LaunchSpec, *, model: str, token: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_dead_engine_is_restarted_with_growing_pauses_then_crash_loops_until_a
             begins.append(asyncio.get_running_loop().time())
             await until(lambda count=count: len(world.engines) > count or replica.crash_looping)  # type: ignore[misc]
             await settle()
-        pauses = [round(after - before) for before, after in zip(begins, begins[1:], strict=False)]
+        pauses = [round(after - before) for before, after in itertools.pairwise(begins)]
         assert pauses == [1, 2, 4, 8][: len(pauses)]
         assert len(world.engines) == 5
         assert world.alive == []
