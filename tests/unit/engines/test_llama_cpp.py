@@ -160,7 +160,7 @@ def test_the_launcher_exits_64_before_it_loads_anything() -> None:
 
 
 def test_a_socket_has_a_name_that_llama_cpp_takes_for_one() -> None:
-    with pytest.raises(ValueError, match="ends in .sock"):
+    with pytest.raises(ValueError, match="for a socket only"):
         spec(WHEEL, EngineAddress(unix_path=Path("/run/e")))
 
 
@@ -169,7 +169,6 @@ def test_an_address_is_one_of_the_two() -> None:
         {},
         {"unix_path": Path("/e.sock"), "port": 1},
         {"unix_path": Path("/" + "x" * 103 + ".sock")},
-        {"unix_path": Path("/s")},
     ):
         with pytest.raises(ValueError, match="socket"):
             EngineAddress(**arguments)  # type: ignore[arg-type]
