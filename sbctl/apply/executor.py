@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -26,6 +26,7 @@ from sbctl.apply.schedule import refuse_blocked, units_by_host
 from sbctl.apply.steps import RunContext
 from sbctl.apply.verify import Verifier
 from sbctl.base.errors import ExitCode, InterruptedBySignal
+from sbctl.base.truths import Recorded
 from sbctl.plan.model import Change, Plan
 from sbctl.provider import NodeSession, Provider, Services
 
@@ -45,12 +46,13 @@ def execute(
     options: ApplyOptions,
     sink: EventSink,
     cancel: Cancellation,
+    given_up: Iterable[Recorded] = (),
     crash_points: CrashPoints | None = None,
 ) -> ApplyResult:
     """Carry out every actionable change of `plan` and finish `run`.
 
     `sessions` opens a session to a host; asked again for a host, it must open a new one, since the old one was closed as dead. All are
-    closed at the end. Raises RefusedError before anything starts when the plan holds a blocked change; everything that happens later is
+    closed at the end. `given_up` is what nothing wants any more on hosts that gave no answer: noted as `delete pending`. Raises RefusedError before anything starts when the plan holds a blocked change; everything that happens later is
     in the result, never an exception.
     """
     refuse_blocked(plan)
@@ -71,7 +73,9 @@ def execute(
         )
     )
     try:
-        _mark_pending_deletes(plan, journal)
+        for recorded in given_up:
+            if not recorded.pending_delete:
+                journal.record(replace(recorded, pending_delete=True))
         _Walk(chains, context).run()
     except JournalFailedError as failure:
         board.journal_error = failure.error
@@ -80,17 +84,6 @@ def execute(
     finally:
         board.drop_all_sessions()
     return _conclude(plan, chains, context)
-
-
-def _mark_pending_deletes(plan: Plan, journal: GuardedJournal) -> None:
-    """A resource that sb.yml gave up on a host that gives no answer stays in the state as `delete pending`."""
-    if plan.mode not in ("apply", "destroy", "rollback"):
-        return
-    for change in plan.changes:
-        recorded = change.recorded
-        given_up = change.action == "unreachable" and change.desired is None
-        if given_up and recorded is not None and not recorded.pending_delete:
-            journal.record(replace(recorded, pending_delete=True))
 
 
 class _Walk:

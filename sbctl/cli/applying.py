@@ -134,6 +134,11 @@ def _carry_out(
         fail_fast=request.fail_fast,
         allow_unreachable=request.plan.allow_unreachable,
     )
+    given_up = [
+        recorded
+        for address, recorded in found.inputs.recorded.items()
+        if recorded.host in found.plan.unreachable and address not in wanted
+    ]
     cancel = Cancellation()
     with SignalWatch(cancel):
         return execute(
@@ -145,6 +150,7 @@ def _carry_out(
             options=options,
             sink=sink,
             cancel=cancel,
+            given_up=given_up,
         )
 
 

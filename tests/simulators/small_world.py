@@ -98,6 +98,12 @@ class SmallWorld:
         fail_write_at: int | None = None,
         **options: Any,
     ) -> ApplyResult:
+        gone = [
+            recorded
+            for address, recorded in self.state.resources.items()
+            if recorded.host in plan.unreachable
+            and all(change.desired is None for change in plan.changes if change.address == address)
+        ]
         run = self.last_run = self.state.begin_run()
         run.fail_at = fail_write_at
         self.events = Recorder()
@@ -111,5 +117,6 @@ class SmallWorld:
             options=replace(ApplyOptions(), **options),
             sink=self.events,
             cancel=self.cancel,
+            given_up=gone,
             crash_points=crash_points,
         )
