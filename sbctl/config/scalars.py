@@ -1,7 +1,8 @@
 """What a plain YAML scalar means: the YAML 1.2 core schema, without the forms in which two readers disagree.
 
 Refused with a sentence instead of guessed: numbers with `_`, leading zeros, a leading `+`, `0x`, `0o`, `-0`, beyond 2^53-1 or beyond a
-double, `.inf`, `.nan`, and dates. Quoting makes text of any of them. `yes`, `no`, `on` and `off` are text.
+double, `.inf`, `.nan`, and dates. Quoting makes text of any of them. `yes`, `no`, `on` and `off` are text,
+and so are 40 or 64 hex digits: a commit or a digest that happens to look like a number.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _ODD_NUMBER_RE: Final = re.compile(
 _NOT_FINITE_RE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _DATE_RE: Final = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt ][0-9:.Zz +-]*)?")
 
+_DIGEST_RE: Final = re.compile("[0-9a-f]+")
+_DIGEST_LENGTHS: Final = (40, 64)
+"""A commit or a SHA-256 stays text also when it happens to have no letter, or a single e."""
+
 
 class ScalarRefusedError(ValueError):
     """The scalar has no one meaning. `code` is `number_refused` or `date_refused`; `sentence` never repeats the scalar."""
@@ -47,6 +52,8 @@ def typed_scalar(text: str) -> Scalar:
         return _BOOLS[text]
     first = text[0]
     if not (first.isdigit() or first in "-+."):
+        return text
+    if len(text) in _DIGEST_LENGTHS and _DIGEST_RE.fullmatch(text):
         return text
     if _INT_RE.fullmatch(text):
         return _integer(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbctl.config.interpolate import Variables, expanded, variables_in
@@ -91,6 +91,7 @@ def test_names_of_variables() -> None:
     assert variables_in({"a": ["${A}", {"b": "x${B:-c}"}], "n": 1, "bad": "${1}", "esc": "$${C}"}) == {"A", "B"}
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_never_raises_and_never_expands_twice(text: str) -> None:
     result = expanded(text, Variables(({"X": "${X}${Y}"},)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbctl.base.errors import InputError
@@ -154,12 +154,14 @@ def test_a_thousand_hosts_are_read() -> None:
     assert len(document.value["fleet"]["hosts"]) == 1000
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_document(data: bytes) -> None:
     document = parse_yaml(data, "t.yml")
     assert document.complete or document.findings
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=" \n-:?[]{}&*!|>'\"%#abc01.<~\t", max_size=80))
 def test_any_yaml_like_text_gives_a_document(text: str) -> None:
     document = parsed(text)
