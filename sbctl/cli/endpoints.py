@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
+from sbctl.base.field_types import is_loopback
 from sbctl.base.ids import Address
 from sbctl.state.model import StateView
 from sbctl.views.host_views import Endpoint
@@ -34,7 +35,8 @@ def endpoints_of(state: StateView) -> list[Endpoint]:
         ]
         for hostname, spec in origins:
             for model, deployment in sorted(spec["models"].items()):
-                curl = _curl(base_url, hostname if len(origins) > 1 else "", model, needs_key=keys)
+                named = hostname if len(origins) > 1 or not is_loopback(host) else ""
+                curl = _curl(base_url, named, model, needs_key=keys)
                 rows.append(Endpoint(address.scope, base_url, hostname, model, deployment, keys, curl))
     return rows
 
