@@ -58,7 +58,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class HostStarted:
-    """Before the host is read; its changes follow."""
+    """Before the host is read; its changes follow. A host that the end of the run came before has no such event."""
 
     type: ClassVar[str] = "host_started"
     host: str

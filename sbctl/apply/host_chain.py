@@ -45,17 +45,13 @@ class HostChain:
 
     def advance(self) -> bool:
         """True when every row of the host is settled; False when the next unit waits for a unit of another host."""
-        if not self._started:
-            self._started = True
-            changes = sum(len(unit.rows) for unit in self._units)
-            steps = sum(len(unit.change.steps) for unit in self._units)
-            self._run.emitter.emit(HostStarted(self.host, changes, steps))
         while self._next < len(self._units):
             unit = self._units[self._next]
             reason = self._run.board.stop_reason
             if reason is not None:
                 self._settle_rest("not_started", reason)
                 break
+            self._tell_started()
             failed = self._failed_elsewhere(unit)
             if failed is not None:
                 self._settle_rest("skipped", f"{failed} is not done")
@@ -67,6 +63,14 @@ class HostChain:
                 break
         self.finish()
         return True
+
+    def _tell_started(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        changes = sum(len(unit.rows) for unit in self._units)
+        steps = sum(len(unit.change.steps) for unit in self._units)
+        self._run.emitter.emit(HostStarted(self.host, changes, steps))
 
     def give_up(self, reason: str) -> None:
         """Settle what is left without running it."""
@@ -133,6 +137,9 @@ class HostChain:
         try:
             snapshot = self._steps.observe("comparing the host with the plan")
             self._run.verifier.check_facts(self.host, snapshot)
+        except HardStopped:
+            self._settle_rest("not_started", "interrupted", first=unit)
+            return False
         except SbctlError as error:
             self._run.board.host_errors[self.host] = error
             self._settle_rest("not_started", error.message, cause=error, first=unit)

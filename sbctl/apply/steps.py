@@ -195,6 +195,6 @@ def _known_not_done(lost: SbctlError, host: str) -> SbctlError:
         "apply.step_lost",
         f"the connection broke during the step and the host shows that it was not done: {lost.message}",
         place=host,
-        next_step="run apply again",
+        next_step=lost.next_step or "run apply again",
         retryable=True,
     )

@@ -29,8 +29,9 @@ from sbctl.views.layout import padded, safe, sentence
 
 __all__ = ["apply_text", "print_apply_result", "summary_sentence"]
 
+_QUIET: Final = ("done", "unchanged", "not_started")
 _QUIET_HOSTS_MAX: Final = 12
-"""More hosts without a problem than this share one line."""
+"""More hosts without a problem of their own than this share one line for each status."""
 _STATUS_STYLES: Final = {
     "done": "green",
     "unchanged": "dim",
@@ -91,16 +92,16 @@ def summary_sentence(outcome: ApplyResult) -> str:
 
 
 def _host_lines(outcome: ApplyResult, width: int) -> Iterator[Text]:
-    quiet = [host for host in outcome.hosts if host.status in ("done", "unchanged") and not host.degraded]
+    quiet = [host for host in outcome.hosts if host.status in _QUIET and not host.degraded]
     loud = [host for host in outcome.hosts if host not in quiet]
     columns = min(max((len(safe(host.host)) for host in outcome.hosts), default=0) + 2, max(12, width // 3))
     grouped = len(quiet) > _QUIET_HOSTS_MAX
     for host in loud if grouped else outcome.hosts:
         yield _host_line(host, outcome, columns, width)
-    for status in ("done", "unchanged") if grouped else ():
+    for status in _QUIET if grouped else ():
         named = [safe(host.host) for host in quiet if host.status == status]
         if named:
-            listed = f"{plural(len(named), 'host')} {status}: {', '.join(named)}"
+            listed = f"{plural(len(named), 'host')} {status.replace('_', ' ')}: {', '.join(named)}"
             yield sentence(listed, indent=0, width=width, style=_STATUS_STYLES[status])
 
 

@@ -97,7 +97,9 @@ class PlainView:
         event = stamped.event
         if isinstance(event, StepStarted):
             self._titles[event.key] = event.title
-        if isinstance(event, RunFinished) or not _passes(self._gate, stamped):
+        left_out = isinstance(event, HostFinished) and event.status == "not_started"
+        # The summary says it for all of them at once.
+        if left_out or isinstance(event, RunFinished) or not _passes(self._gate, stamped):
             return
         line = safe_line(stamped)
         if line is not None and isinstance(event, StepProgress):

@@ -41,13 +41,18 @@ _STATUS_STYLES: Final = {
 def state_list_text(state: StateView) -> RenderableType:
     """Every recorded resource, and what nobody knows the outcome of."""
     rows = [
-        (str(one.address), one.host, one.fingerprint[:12], "delete pending" if one.pending_delete else "recorded")
-        for one in _sorted(state.resources.values())
+        (str(one.address), one.host, one.fingerprint[:12], _standing(one)) for one in _sorted(state.resources.values())
     ]
     columns = ("address", "host", "fingerprint", Column("is", style_by={"delete pending": "yellow"}))
     head = Text(f"{safe(state.fleet_name)} · serial {state.serial} · lineage {safe(state.lineage)}", style="bold")
     table = render_rows(columns, rows, empty="nothing is recorded")
     return Group(head, table, *_intents(state.open_intents))
+
+
+def _standing(one: Recorded) -> str:
+    if one.attempted:
+        return "begun"
+    return "delete pending" if one.pending_delete else "recorded"
 
 
 def state_list_body(state: StateView) -> dict[str, Any]:
@@ -62,6 +67,7 @@ def state_list_body(state: StateView) -> dict[str, Any]:
                 "host": one.host,
                 "fingerprint": one.fingerprint,
                 "pending_delete": one.pending_delete,
+                "attempted": one.attempted,
             }
             for one in _sorted(state.resources.values())
         ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbctl.apply.cancellation import Cancellation
-from sbctl.apply.events import ChangeFailed, ChangeSkipped, Heartbeat, StepProgress
+from sbctl.apply.events import ChangeFailed, ChangeSkipped, Heartbeat, HostFinished, HostStarted, StepProgress
 from sbctl.base.errors import (
     EngineError,
     ExitCode,
@@ -709,6 +709,32 @@ def test_the_second_signal_closes_sessions_leaves_intents_open_and_loses_nothing
     assert list(world.state.open_intents) == ["engine.a/llama_cpp#1:engine.install"]
     world.fleet.heal()
     assert world.apply({"a": FULL}).status == "applied"
+
+
+def test_a_second_signal_while_the_host_is_compared_with_the_plan_begins_nothing() -> None:
+    world = SmallWorld("a")
+    cancel = Cancellation()
+
+    def hook(host: str, method: str) -> None:
+        cancel.request()
+        cancel.request()
+        _until(lambda: world.fleet.sessions[-1].closed)
+
+    plan = world.plan({"a": FULL})
+    world.fleet.break_call("run", method="snapshot", hook=hook)
+    result = world.execute(plan, cancel=cancel)
+    assert set(statuses(result).values()) == {"not_started"}
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert (world.state.open_intents, world.state.resources) == ({}, {})
+
+
+def test_hosts_that_a_signal_came_before_are_not_said_to_have_started() -> None:
+    world = SmallWorld("a", "b", "c")
+    cancel = Cancellation()
+    world.fleet.break_call("run", host="a", method="engine.install", hook=lambda *_: cancel.request())
+    world.execute(world.plan(dict.fromkeys("abc", FULL)), cancel=cancel, parallelism=1)
+    assert [event.host for event in world.events.of(HostStarted)] == ["a"]
+    assert len(world.events.of(HostFinished)) == 3
 
 
 def test_a_call_that_hangs_after_the_second_signal_is_given_up_and_writes_nothing_later() -> None:

@@ -92,8 +92,10 @@ def test_every_host_is_named_at_any_width(width: int) -> None:
 def test_many_hosts_without_a_problem_share_a_line_and_none_is_left_out() -> None:
     hosts = tuple(HostResult(f"h{number:03}", "done", {"done": 1}) for number in range(200))
     failed = HostResult("z", "failed", {"failed": 1})
-    text = apply_text(replace(PARTIAL, hosts=(*hosts, failed)), width=80).plain
+    left = HostResult("y", "not_started", {"not_started": 1})
+    text = apply_text(replace(PARTIAL, hosts=(*hosts, left, failed)), width=80).plain
     assert "200 hosts done: h000, h001" in text
+    assert "1 host not started: y" in text
     assert text.splitlines()[0].startswith("z")
     assert all(host.host in text for host in hosts)
 

@@ -69,6 +69,7 @@ def test_plain_lines_say_start_progress_and_end() -> None:
         (HostFinished("gpu-a", "failed", {"done": 1, "failed": 1}, ("chat failed",)), 7),
         (HostFinished("gpu-b", "unreachable", {"not_started": 2}), 7),
         (HostFinished("gpu-c", "unchanged", {}), 7),
+        (HostFinished("gpu-d", "not_started", {"not_started": 2}), 7),
         (RunFinished(7, "partial", 1, {"done": 1}, {}, 7.0), 7),
     )
     assert lines == [
