@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = ["did_you_mean"]
@@ -17,6 +16,8 @@ def did_you_mean(word: str, names: Iterable[str]) -> str | None:
         return exact
     if len(word) > 128:
         return None
+    import difflib
+
     close = difflib.get_close_matches(word, listed, n=1, cutoff=0.6)
     longer = [name for name in listed if len(word) >= 3 and name.startswith(word)]
     return close[0] if close else longer[0] if len(longer) == 1 else None

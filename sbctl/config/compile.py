@@ -23,7 +23,7 @@ from sbctl.config.compiled import (
 )
 from sbctl.config.diagnose import Checked, Report
 from sbctl.config.document import Document, Path
-from sbctl.config.file_model import FileShape
+from sbctl.config.file_shape import FileShape
 from sbctl.config.fleet import FleetModel
 from sbctl.config.fleet_loading import written_vars
 from sbctl.config.host_view import HostView, HostViewBuilder, layers_at

@@ -11,7 +11,7 @@ from sbctl.config.compile import Compilation
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.diagnose import Checked, Report, report_expansion, validated
 from sbctl.config.document import Document
-from sbctl.config.file_model import FileShape
+from sbctl.config.file_shape import FileShape
 from sbctl.config.fleet import FleetModel
 from sbctl.config.fleet_loading import load_fleet
 from sbctl.config.interpolate import Variables, expanded

@@ -8,9 +8,6 @@ No message repeats a value, nor what a command printed.
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -65,6 +62,10 @@ class SecretSources:
             ) from None
 
     def _run(self, reference: str, command: str) -> bytes:
+        import shlex
+        import shutil
+        import subprocess
+
         try:
             words = shlex.split(command)
         except ValueError:
