@@ -19,9 +19,18 @@ from typing import Any, Final
 
 from sbctl.base import strict_json
 from sbctl.base.clock import Clock
-from sbctl.base.errors import HostError, InputError
+from sbctl.base.errors import HostError, InputError, SbctlError
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES
-from sbctl.remote.transport import Channel, Completed, foreign_error, foreign_text, lost, output_too_large, timed_out
+from sbctl.remote.transport import (
+    Channel,
+    ChannelBroken,
+    Completed,
+    foreign_error,
+    foreign_text,
+    lost,
+    output_too_large,
+    timed_out,
+)
 
 __all__ = [
     "FACTS",
@@ -104,14 +113,22 @@ def read_answer(done: Completed, marker: str, *, place: str) -> Mapping[str, Any
     line = next((part for part in done.stdout.split(b"\n") if part.startswith(marker.encode("ascii"))), None)
     if line is None:
         raise _no_answer(done, place)
+    answer = _parse(line[len(marker) :], place)
+    if isinstance(answer, SbctlError):
+        raise answer
+    return answer
+
+
+def _parse(text: bytes, place: str) -> Mapping[str, Any] | SbctlError:
+    """The result or the answered error. Raises HostError `host.answer_invalid` for what is neither."""
     try:
-        message = strict_json.loads(line[len(marker) :], max_bytes=REMOTE_OUTPUT_MAX_BYTES)
+        message = strict_json.loads(text, max_bytes=REMOTE_OUTPUT_MAX_BYTES)
     except InputError as error:
         raise HostError(
             "host.answer_invalid", f"the host's answer is not JSON: {error.message}", place=place
         ) from error
     if isinstance(message, dict) and isinstance(message.get("error"), dict):
-        raise foreign_error(message["error"], place)
+        return foreign_error(message["error"], place)
     if not isinstance(message, dict) or not isinstance(message.get("result"), dict):
         raise HostError("host.answer_invalid", "the host's answer has neither result nor error", place=place)
     result: Mapping[str, Any] = message["result"]
@@ -122,24 +139,39 @@ class BootstrapWorker:
     """An interpreter on the host that waits for commands. One user at a time; after any exception but an answered error it is closed."""
 
     def __init__(self, channel: Channel, marker: str, *, place: str, clock: Clock, deadline_s: float) -> None:
-        """`channel` runs WORKER_PROGRAM. Raises TimeoutError, OSError."""
+        """`channel` runs WORKER_PROGRAM. Raises ChannelBroken."""
         self._channel = channel
         self._marker = marker
         self._place = place
         self._clock = clock
         self._buffer = bytearray()
         self.open = True
-        self._channel.send(compose_worker(marker), deadline_s)
+        self._send(compose_worker(marker), deadline_s)
 
     def ask(self, command: str, params: Mapping[str, Any], *, deadline_s: float) -> Mapping[str, Any]:
-        """The result. Raises the error the host answers; OSError when the command cannot have arrived; UnreachableError, HostError."""
+        """The result. Raises the error the host answers, or ChannelBroken."""
+        deadline = self._clock.monotonic_s() + deadline_s
+        self._send(compose_command(command, params), deadline_s)
         try:
-            self._channel.send(compose_command(command, params), deadline_s)
-            line = self._line(self._clock.monotonic_s() + deadline_s, deadline_s)
+            answer = _parse(self._line(deadline, deadline_s), self._place)
+        except SbctlError as error:
+            self.close()
+            raise ChannelBroken(error, sent=True) from error
         except BaseException:
             self.close()
             raise
-        return read_answer(Completed(0, line, b""), self._marker, place=self._place)
+        if isinstance(answer, SbctlError):
+            raise answer
+        return answer
+
+    def _send(self, data: bytes, deadline_s: float) -> None:
+        try:
+            self._channel.send(data, deadline_s)
+        except OSError as error:
+            self.close()
+            late = isinstance(error, TimeoutError)
+            cause = timed_out(self._place, deadline_s) if late else lost(self._place)
+            raise ChannelBroken(cause, sent=False) from error
 
     def close(self) -> None:
         if self.open:
@@ -147,7 +179,7 @@ class BootstrapWorker:
             self._channel.close()
 
     def _line(self, deadline: float, deadline_s: float) -> bytes:
-        """The next line with our marker; whatever else the program prints is passed over."""
+        """What follows our marker on the next line that has it; whatever else the program prints is passed over."""
         passed = 0
         while True:
             end = self._buffer.find(b"\n")
@@ -155,7 +187,7 @@ class BootstrapWorker:
                 line = bytes(self._buffer[:end])
                 del self._buffer[: end + 1]
                 if line.startswith(self._marker.encode("ascii")):
-                    return line
+                    return line[len(self._marker) :]
                 continue
             if passed > REMOTE_OUTPUT_MAX_BYTES:
                 raise output_too_large(self._place, REMOTE_OUTPUT_MAX_BYTES)
@@ -170,14 +202,14 @@ class BootstrapWorker:
             passed += len(piece)
             self._buffer += piece
 
-    def _ended(self) -> Exception:
+    def _ended(self) -> SbctlError:
         status = self._channel.ended(_STATUS_WAIT_S)
         if status is None:
             return lost(self._place)
         return _no_answer(Completed(status, b"", self._channel.stderr_tail().encode()), self._place)
 
 
-def _no_answer(done: Completed, place: str) -> Exception:
+def _no_answer(done: Completed, place: str) -> SbctlError:
     said = foreign_text(done.stderr or done.stdout)
     if done.status == 127:
         return HostError(

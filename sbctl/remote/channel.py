@@ -15,21 +15,12 @@ from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.node.frames import encode_frame, read_frame
 from sbctl.node.messages import PROTOCOL_VERSION
-from sbctl.remote.transport import Channel, Progress, foreign_error, foreign_text, lost, timed_out
+from sbctl.remote.transport import Channel, ChannelBroken, Progress, foreign_error, foreign_text, lost, timed_out
 
-__all__ = ["ChannelBroken", "NodeChannel", "NodeMissing"]
+__all__ = ["NodeChannel", "NodeMissing"]
 
 _HELLO_STATUS_WAIT_S = 2.0
 _CANNOT_EXECUTE = (126, 127)
-
-
-class ChannelBroken(Exception):  # noqa: N818 - an event between two layers, never shown
-    """No answer will come. `sent` tells whether the whole request may have arrived."""
-
-    def __init__(self, cause: SbctlError, *, sent: bool) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.sent = sent
 
 
 class NodeMissing(Exception):  # noqa: N818

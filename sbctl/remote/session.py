@@ -22,18 +22,17 @@ from pydantic import ValidationError
 
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
-from sbctl.base.errors import HostError, SbctlError, UnreachableError
+from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.node.messages import PARAMS, Method
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.bootstrap import FACTS
-from sbctl.remote.channel import ChannelBroken, NodeChannel, NodeMissing
-from sbctl.remote.transport import Progress, Transport, no_progress
+from sbctl.remote.channel import NodeChannel, NodeMissing
+from sbctl.remote.transport import ChannelBroken, Progress, Transport, no_progress
 
 __all__ = ["HostSession", "open_session"]
 
 _BY_BOOTSTRAP: Final = {Method.HOST_MARK: "mark", Method.HOST_UNMARK: "unmark", Method.RUNTIME_INSTALL: "install"}
-_UNANSWERED: Final = frozenset({"remote.lost", "remote.timeout"})
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PUT_ATTEMPTS: Final = 2
 
@@ -107,13 +106,13 @@ class HostSession:
         size = source.stat().st_size
         blob = {"sha256": sha256, "size_bytes": size}
         for attempt in range(_PUT_ATTEMPTS):
-            begun = self._bootstrap("blob_begin", blob, deadline)
+            begun = self._blob("blob_begin", blob, deadline)
             if begun.get("complete") is True:
                 progress(size, size)
                 return
             self._transport.upload(source, str(begun["part"]), deadline_s=self._left(deadline), progress=progress)
             try:
-                self._bootstrap("blob_finish", blob, deadline)
+                self._blob("blob_finish", blob, deadline)
             except HostError as error:
                 if error.code != "put.digest_mismatch" or attempt + 1 == _PUT_ATTEMPTS:
                     raise
@@ -145,8 +144,16 @@ class HostSession:
         return self._facts
 
     def _bootstrap(self, command: str, params: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
+        """Raises what the transport raises."""
         python = params.get("python") or self._python(deadline)
         return self._transport.bootstrap(command, params, python=str(python), deadline_s=self._left(deadline))
+
+    def _blob(self, command: str, blob: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
+        """Either may be asked again, so a lost answer is only a lost connection."""
+        try:
+            return self._bootstrap(command, blob, deadline)
+        except ChannelBroken as broken:
+            raise broken.cause from broken
 
     def _python(self, deadline: float) -> str:
         pythons = self._gather(deadline).snapshot.host.pythons
@@ -165,10 +172,8 @@ class HostSession:
     ) -> Mapping[str, Any]:
         try:
             result = self._bootstrap(command, {**params, "deadline_s": self._left(deadline)}, deadline)
-        except UnreachableError as error:
-            if error.code not in _UNANSWERED:
-                raise
-            raise self._outcome_unknown(method, error) from error
+        except ChannelBroken as broken:
+            raise (self._outcome_unknown(method, broken.cause) if broken.sent else broken.cause) from broken
         finally:
             self._facts = None
         if method is Method.RUNTIME_INSTALL:

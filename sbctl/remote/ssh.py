@@ -26,6 +26,7 @@ from sbctl.remote.ssh_connect import connect, ssh_place
 from sbctl.remote.transport import (
     STDERR_TAIL_BYTES,
     Channel,
+    ChannelBroken,
     Completed,
     Progress,
     foreign_text,
@@ -124,12 +125,10 @@ class SshTransport:
             left = max(0.0, deadline - self._clock.monotonic_s())
             try:
                 return self._worker_on(python or "python3", left).ask(command, params, deadline_s=left)
-            except TimeoutError as error:
-                raise timed_out(self._place, deadline_s) from error
-            except OSError as error:
-                # Nothing arrived: the connection was found dead when it was written to.
-                if attempt:
-                    raise lost(self._place) from error
+            except ChannelBroken as broken:
+                # One that was found dead when it was written to has lost nothing.
+                if broken.sent or attempt:
+                    raise
         raise AssertionError("two attempts end in a result or an error")
 
     def _worker_on(self, python: str, deadline_s: float) -> BootstrapWorker:

@@ -171,6 +171,8 @@ def _handshake(
         transport.get_security_options().key_types = family
         transport.banner_timeout = transport.auth_timeout = SSH_CONNECT_DEADLINE_S
         transport.start_client(timeout=SSH_CONNECT_DEADLINE_S)
+        # A handshake that took too long ends without an exception; asking for the key gives one.
+        transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
         if "key" in str(error) and (optional or family != _ANY_KEY):

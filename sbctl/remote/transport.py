@@ -21,6 +21,7 @@ from sbctl.base.errors import HostError, SbctlError, UnreachableError, error_fro
 __all__ = [
     "STDERR_TAIL_BYTES",
     "Channel",
+    "ChannelBroken",
     "Completed",
     "Progress",
     "Transport",
@@ -54,6 +55,15 @@ class Completed:
     """The last STDERR_TAIL_BYTES of it."""
 
 
+class ChannelBroken(Exception):  # noqa: N818 - an event between two layers, never shown
+    """No answer will come to what was asked. `sent` tells whether the whole question may have arrived."""
+
+    def __init__(self, cause: SbctlError, *, sent: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.sent = sent
+
+
 class Channel(Protocol):
     """A running program's input and output. One user at a time."""
 
@@ -84,7 +94,10 @@ class Transport(Protocol):
     def bootstrap(
         self, command: str, params: Mapping[str, Any], *, python: str | None, deadline_s: float
     ) -> Mapping[str, Any]:
-        """Run one command of the bootstrap on the host (`python` None: any Python 3). Raises the error it answers."""
+        """Run one command of the bootstrap on the host (`python` None: any Python 3).
+
+        Raises the error it answers; ChannelBroken when a command got no answer; UnreachableError, HostError before anything was asked.
+        """
         ...
 
     def open_channel(self, argv: Sequence[str], environment: Mapping[str, str], *, deadline_s: float) -> Channel:

@@ -44,6 +44,7 @@ class Wheelhouse:
         self._wheels = cache / "wheels"
         self._lists = cache / "wheelhouse"
         self._settings = FetchSettings.from_environ(environ)
+        self._own: Path | None = None
         self._lock = lock if lock is not None else data_path("requirements", "runtime.txt")
 
     def ensure(self, arch: str, libc: str, python_version: str, progress: Progress) -> dict[str, Path]:
@@ -92,12 +93,13 @@ class Wheelhouse:
         return wheels if len(wheels) == len(named) and all(map(self._is_whole, wheels.values())) else None
 
     def _own_wheel(self) -> Path:
-        content = build_own_wheel()
-        path = self._path(sha256_bytes(content), own_wheel_name())
-        if not self._is_whole(path):
-            ensure_directory(path.parent)
-            write_atomic(path, content, mode=0o644)
-        return path
+        """Built once, so that all hosts of a run get the same one."""
+        if self._own is None or not self._is_whole(self._own):
+            content = build_own_wheel()
+            self._own = self._path(sha256_bytes(content), own_wheel_name())
+            ensure_directory(self._own.parent)
+            write_atomic(self._own, content, mode=0o644)
+        return self._own
 
     async def _fetch_pinned(self, project: str, version: str, path: Path, progress: Progress) -> None:
         async with Fetcher(self._settings) as fetcher:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, InputError, SbctlError, UnreachableError
-from sbctl.remote import ssh
+from sbctl.remote.bootstrap import read_answer
 from sbctl.remote.observe import observe_fleet
 from sbctl.remote.session import HostSession, open_session
 from sbctl.remote.shell import command_line
 from sbctl.remote.ssh import SshTransport
+from sbctl.remote.transport import Completed
 from tests.simulators.hostile_ssh import (
     Behaviour,
     CuttingProxy,
@@ -34,7 +38,9 @@ from tests.simulators.hostile_ssh import (
     prints,
     runs_here,
     trickles,
+    worker_that_answers,
 )
+from tests.simulators.scripted_node import ScriptedTransport
 
 SHORT_S = 0.6
 LONG_S = 20.0
@@ -47,7 +53,7 @@ def hostile(tmp_path: Path) -> Iterator[HostileSsh]:
         yield server
 
 
-def _run(connection: Connection, *, deadline_s: float = LONG_S, stdin: bytes = b"") -> ssh.Completed:
+def _run(connection: Connection, *, deadline_s: float = LONG_S, stdin: bytes = b"") -> Completed:
     transport = SshTransport("gpu-a", connection, SYSTEM_CLOCK)
     try:
         return transport.run(["probe"], stdin=stdin, deadline_s=deadline_s)
@@ -139,6 +145,17 @@ def test_E4_a_request_that_is_never_answered_ends_at_the_deadline(hostile: Hosti
     assert _failure(hostile.connection, SHORT_S).code == "remote.timeout"
 
 
+def test_E4_a_host_without_file_transfer_is_told_what_to_enable(hostile: HostileSsh, tmp_path: Path) -> None:
+    hostile.behaviour = runs_here(honest_environment(tmp_path / "node"))
+    (tmp_path / "blob").write_bytes(b"x")
+    session = _session(hostile.connection)
+    with pytest.raises(UnreachableError) as caught:
+        session.put("a" * 64, tmp_path / "blob", deadline_s=LONG_S, progress=lambda _done, _total: None)
+    session.close()
+    assert caught.value.code == "ssh.no_sftp"
+    assert "Subsystem sftp" in (caught.value.next_step or "")
+
+
 def test_E4_streams_within_the_caps_arrive_whole(hostile: HostileSsh) -> None:
     hostile.behaviour = prints(b"o" * 900_000, b"e" * 900_000, 7)
     done = _run(hostile.connection, stdin=b"i" * 3_000_000)
@@ -160,6 +177,56 @@ def test_E4_a_host_that_says_no_is_told_apart(hostile: HostileSsh, flaw: str, co
     assert error.code == code
     assert not error.retryable
     assert error.next_step
+
+
+NODE = """
+import json, os, struct, sys
+sys.stderr.write("noise " * 100000); sys.stderr.flush()
+def write(message):
+    body = json.dumps(message).encode()
+    os.write(1, struct.pack(">I", len(body)) + body)
+write({"hello": {"protocol": 1, "version": "0.0.1", "pid": 1}})
+while head := sys.stdin.buffer.read(4):
+    request = json.loads(sys.stdin.buffer.read(struct.unpack(">I", head)[0]))
+    if request["method"] == "bundle.clear":
+        os._exit(9)
+    write({"id": request["id"], "result": {"host": {"hostname": "behind-noise"}}})
+"""
+
+
+def _with_runtime(hostile: HostileSsh, prefix: Path) -> None:
+    programs = prefix / "opt/0.0.1/bin"
+    programs.mkdir(parents=True)
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "sbctl-runtime").write_text(NODE)
+    (prefix / "opt/current").symlink_to("0.0.1")
+    talkative = runs_here(honest_environment(prefix))
+
+    def behave(channel: paramiko.Channel, command: str, ended: threading.Event) -> None:
+        channel.sendall(b"Last login: \x00\x00\x00\x02{} never\n")
+        talkative(channel, command, ended)
+
+    hostile.behaviour = behave
+
+
+def test_E3_what_a_login_shell_prints_is_not_taken_for_the_node_interface(hostile: HostileSsh, tmp_path: Path) -> None:
+    _with_runtime(hostile, tmp_path / "node")
+    session = _session(hostile.connection)
+    for _ in range(2):
+        assert session.snapshot(LONG_S).host.hostname == "behind-noise"
+    session.close()
+
+
+def test_E5_a_node_process_that_dies_in_a_change_leaves_the_outcome_unknown(
+    hostile: HostileSsh, tmp_path: Path
+) -> None:
+    _with_runtime(hostile, tmp_path / "node")
+    session = _session(hostile.connection)
+    with pytest.raises(HostError) as caught:
+        session.call("bundle.clear", {}, secrets={}, deadline_s=LONG_S, progress=lambda _done, _total: None)
+    assert caught.value.code == "host.outcome_unknown"
+    assert session.snapshot(LONG_S).bootstrapped
+    session.close()
 
 
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.6, 0.97])
@@ -206,6 +273,7 @@ _WORDS = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(_WORDS)
 def test_E7_every_argument_comes_out_of_a_shell_as_it_went_in(words: list[str]) -> None:
     line = command_line(["/usr/bin/printf", "%s\\0", *words])
@@ -213,6 +281,7 @@ def test_E7_every_argument_comes_out_of_a_shell_as_it_went_in(words: list[str]) 
     assert shown.decode().split("\0")[:-1] == words
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,10}", fullmatch=True), _WORDS.map("".join), max_size=4))
 def test_E7_a_program_sees_exactly_the_environment_it_was_given(environment: dict[str, str]) -> None:
     line = command_line(["/usr/bin/env", "-0"], environment=environment)
@@ -274,18 +343,59 @@ _FACTS = {"host": {}, "marker": None, "paths": None, "disk": {}, "runtime": {}, 
         (json.dumps({"result": {**_FACTS, "host": {"hostname": "x" * 10_000}}}).encode(), "host.answer_invalid"),
         (json.dumps({"result": {**_FACTS, "paths": {"etc": 7}}}).encode(), "host.answer_invalid"),
         (json.dumps({"result": {**_FACTS, "runtime": {"current_version": ["a"]}}}).encode(), "host.answer_invalid"),
-        (b'{"result": {"host": "' + b"x" * 3_000_000, "remote.output_too_large"),
         (b'{"error": {}}', "host.unknown_error"),
         (b"\xff\xfe", "host.answer_invalid"),
     ],
     ids=lambda value: value if isinstance(value, str) else repr(value[:40]),
 )
-def test_E8_answers_that_make_no_sense_are_refused_by_name(hostile: HostileSsh, answer: bytes, code: str) -> None:
-    hostile.behaviour = _answers(None, raw=answer)
-    with pytest.raises(SbctlError) as caught:
-        _session(hostile.connection).snapshot(LONG_S)
+def test_E8_answers_that_make_no_sense_are_refused_by_name(answer: bytes, code: str) -> None:
+    with pytest.raises(HostError) as caught:
+        HostSession("gpu-a", _LyingTransport(answer), SYSTEM_CLOCK).snapshot(LONG_S)
     assert caught.value.code == code
-    assert isinstance(caught.value, HostError)
+
+
+class _LyingTransport(ScriptedTransport):
+    """Answers the facts with bytes of its own behind the right marker."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def bootstrap(self, *_: object, **__: object) -> Mapping[str, Any]:
+        return read_answer(Completed(0, b"motd\nsbctl-1:" + self._answer + b"\n", b""), "sbctl-1:", place="gpu-a")
+
+
+def test_E8_an_answer_without_an_end_is_cut_off(hostile: HostileSsh) -> None:
+    hostile.behaviour = _answers(None, raw=b'{"result": {"host": "' + b"x" * 3_000_000)
+    with pytest.raises(HostError) as caught:
+        _session(hostile.connection).snapshot(LONG_S)
+    assert caught.value.code == "remote.output_too_large"
+
+
+def _flood(channel: paramiko.Channel, _marker: bytes) -> None:
+    while True:
+        channel.sendall(b"x" * 65536)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda channel, marker: channel.sendall(marker + b"[]\n"),
+        lambda channel, marker: channel.sendall(marker + b'{"result": ' + b"[" * 5000 + b"\n"),
+        lambda channel, marker: channel.sendall(b"sbctl-0123:" + b'{"result": {}}\n'),
+        lambda channel, _marker: channel.send_exit_status(137),
+        lambda channel, marker: channel.sendall(marker + b'{"result": {"marker": 1}}'),
+        _flood,
+    ],
+    ids=["no result", "too deep", "a guessed marker", "killed", "no end of line", "a flood"],
+)
+def test_E8_a_host_that_lies_about_a_change_leaves_the_outcome_unknown(
+    hostile: HostileSsh, tmp_path: Path, lie: Callable[[paramiko.Channel, bytes], None]
+) -> None:
+    hostile.behaviour = worker_that_answers(honest_environment(tmp_path / "node"), lie)
+    with pytest.raises(HostError) as caught:
+        _mark(hostile.connection)
+    assert caught.value.code == "host.outcome_unknown"
 
 
 def test_E8_facts_that_are_missing_are_unknown_not_invented(hostile: HostileSsh) -> None:

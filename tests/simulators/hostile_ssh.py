@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
 import subprocess
 import threading
@@ -31,6 +32,7 @@ __all__ = [
     "prints",
     "runs_here",
     "trickles",
+    "worker_that_answers",
 ]
 
 Behaviour = Callable[[paramiko.Channel, str, threading.Event], None]
@@ -87,16 +89,13 @@ def runs_here(environment: Mapping[str, str]) -> Behaviour:
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stderr is not None
+            threading.Thread(target=_feed, args=(channel, process.stdin), daemon=True).start()
             pumps = [
                 threading.Thread(target=_pump, args=(process.stdout, channel.sendall), daemon=True),
                 threading.Thread(target=_pump, args=(process.stderr, channel.sendall_stderr), daemon=True),
             ]
             for pump in pumps:
                 pump.start()
-            with contextlib.suppress(OSError):
-                while data := channel.recv(1 << 16):
-                    process.stdin.write(data)
-            process.stdin.close()
             for pump in pumps:
                 pump.join()
             process.wait()
@@ -105,10 +104,41 @@ def runs_here(environment: Mapping[str, str]) -> Behaviour:
     return behave
 
 
+def _feed(channel: paramiko.Channel, sink: IO[bytes]) -> None:
+    with contextlib.suppress(OSError, EOFError, ValueError, paramiko.SSHException):
+        while data := channel.recv(1 << 16):
+            sink.write(data)
+        sink.close()
+
+
 def _pump(source: IO[bytes], sink: Callable[[bytes], None]) -> None:
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         while data := source.read(1 << 16):
             sink(data)
+
+
+def worker_that_answers(environment: Mapping[str, str], lie: Callable[[paramiko.Channel, bytes], None]) -> Behaviour:
+    """Facts are honest; where a worker is asked for, `lie` gets the channel and the marker once a command has arrived."""
+    honest = runs_here(environment)
+
+    def behave(channel: paramiko.Channel, command: str, ended: threading.Event) -> None:
+        if "exec(sys.stdin" not in command:
+            honest(channel, command, ended)
+            return
+        channel.sendall(_announcement(command) + b"\n")
+        received = b""
+        while b'"command"' not in received:
+            received += channel.recv(1 << 16)
+        start = received.rindex(b"last.serve('") + len(b"last.serve('")
+        lie(channel, received[start : received.index(b"'", start)])
+
+    return behave
+
+
+def _announcement(command: str) -> bytes:
+    """The word that the client expects before the program's own output."""
+    words = shlex.split(command)
+    return words[words.index("-c") + 2].encode()
 
 
 @dataclass

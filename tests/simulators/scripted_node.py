@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbctl.base.errors import SbctlError
 from sbctl.node.frames import encode_frame, read_frame
 from sbctl.remote.transport import Progress
 
@@ -107,7 +106,7 @@ class ScriptedTransport:
         answer = self.bootstrapped.get(command, {})
         if isinstance(answer, list):
             answer = answer.pop(0)
-        if isinstance(answer, SbctlError):
+        if isinstance(answer, Exception):
             raise answer
         return dict(answer)
 

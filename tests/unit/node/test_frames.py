@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbctl.base.errors import HostError
@@ -38,6 +38,7 @@ class _Pieces:
         return self._stream.read(min(count, self._size))
 
 
+@settings(deadline=None)
 @given(_MESSAGES, st.integers(1, 9))
 def test_messages_come_out_as_they_went_in_however_the_stream_is_split(
     messages: list[dict[str, Any]], size: int

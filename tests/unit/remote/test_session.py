@@ -18,7 +18,7 @@ from sbctl.base.errors import (
 )
 from sbctl.base.secret import Secret
 from sbctl.remote.session import HostSession
-from sbctl.remote.transport import lost, timed_out
+from sbctl.remote.transport import ChannelBroken, lost, timed_out
 from tests.simulators.scripted_node import CUT, HELLO, STALL, ScriptedTransport, facts_of
 
 RUNNING = facts_of(current="0.1.0", installed=("0.1.0",))
@@ -255,12 +255,20 @@ class TestBootstrapCalls:
         assert transport.channels[0].closed
         assert not session.snapshot(DEADLINE_S).bootstrapped
 
-    @pytest.mark.parametrize("failure", [lost("gpu-a"), timed_out("gpu-a", 1.0)])
-    def test_a_lost_answer_of_the_bootstrap_means_unknown(self, failure: SbctlError) -> None:
-        transport = _transport(bootstrapped={"facts": RUNNING, "mark": failure})
-        with pytest.raises(HostError) as caught:
+    @pytest.mark.parametrize(
+        ("broken", "code"),
+        [
+            (ChannelBroken(lost("gpu-a"), sent=True), "host.outcome_unknown"),
+            (ChannelBroken(timed_out("gpu-a", 1.0), sent=True), "host.outcome_unknown"),
+            (ChannelBroken(HostError("host.answer_invalid", "no"), sent=True), "host.outcome_unknown"),
+            (ChannelBroken(lost("gpu-a"), sent=False), "remote.lost"),
+        ],
+    )
+    def test_an_answer_of_the_bootstrap_that_never_came_means_unknown(self, broken: ChannelBroken, code: str) -> None:
+        transport = _transport(bootstrapped={"facts": RUNNING, "mark": broken})
+        with pytest.raises(SbctlError) as caught:
             _call(_session(transport), "host.mark", MARK)
-        assert caught.value.code == "host.outcome_unknown"
+        assert caught.value.code == code
 
     def test_a_host_that_was_never_reached_is_unreachable_not_unknown(self) -> None:
         refused = UnreachableError("ssh.refused", "refused", retryable=True)
@@ -319,6 +327,15 @@ class TestPut:
             self._put(transport, tmp_path)
         assert caught.value.code == "put.digest_mismatch"
         assert len(transport.uploads) == 2
+
+
+def test_a_lost_answer_about_a_blob_is_only_a_lost_connection(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"x")
+    broken = ChannelBroken(lost("gpu-a"), sent=True)
+    transport = _transport(bootstrapped={"facts": RUNNING, "blob_begin": broken})
+    with pytest.raises(UnreachableError) as caught:
+        _session(transport).put("a" * 64, tmp_path / "blob", deadline_s=DEADLINE_S, progress=lambda _done, _total: None)
+    assert caught.value.retryable
 
 
 def test_closing_ends_the_node_process_and_the_connection() -> None:

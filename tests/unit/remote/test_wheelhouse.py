@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sbctl.base.errors import ArtifactError, RefusedError, SbctlError
+from sbctl.remote import wheelhouse
 from sbctl.remote.own_wheel import own_wheel_name
 from sbctl.remote.wheelhouse import Wheelhouse
 from tests.simulators.hostile_http import HostileServer, Reply
@@ -45,7 +46,10 @@ async def index() -> AsyncIterator[HostileServer]:
 
 
 @pytest.fixture
-def ensure(index: HostileServer, tmp_path: Path) -> Callable[..., asyncio.Future[dict[str, Path]]]:
+def ensure(
+    index: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., asyncio.Future[dict[str, Path]]]:
+    monkeypatch.setattr(wheelhouse, "build_own_wheel", lambda: b"our own wheel")
     lock = tmp_path / "runtime.txt"
     pins = [
         f"{name.split('-')[0]}=={name.split('-')[1]} --hash=sha256:{_sha256(data)}" for name, data in WHEELS.items()
