@@ -30,6 +30,7 @@ from sbctl.trust.verifier import trust_digest, verify_trust
 __all__ = ["activate", "refuse_other_lineage", "refuse_started_by_hand"]
 
 _PASSWORD: Final = "admin_password"  # noqa: S105 - the name of the file
+_STAMP: Final = "activated"
 _HEALTHY_DEADLINE_S: Final = 60.0
 _START_DEADLINE_S: Final = 300.0
 _POLL_S: Final = 0.1
@@ -43,6 +44,9 @@ class _Wanted:
     version: str
     config_sha256: str
     trust_digest: str
+    stamp: str
+    """Of the unit and the password, which no status reports; stored once a runtime that was started after them was healthy."""
+    stamp_path: Path
 
     def differs(self, status: Mapping[str, Any] | None) -> str | None:
         """What is not so yet, in a phrase; None when all is."""
@@ -89,12 +93,11 @@ def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
         )
     control = ControlClient(paths.control_socket)
     refuse_started_by_hand(control.status())
-    wanted = _write_files(context, params)
     version_directory = paths.version(params.version)
     systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
-    unit = None
-    if systemd is not None:
-        unit = render_unit(systemd.kind, paths, version_directory, config)
+    unit = None if systemd is None else render_unit(systemd.kind, paths, version_directory, config)
+    wanted = _write_files(context, params, unit)
+    if systemd is not None and unit is not None:
         systemd.install(unit)
     if not paths.current.is_symlink() or os.readlink(paths.current) != params.version:
         fs.replace_symlink(paths.current, params.version)
@@ -105,6 +108,8 @@ def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
     else:
         _run_under_parent(context, version_directory, control, wanted)
     status = _await_healthy(context, control, wanted, systemd)
+    if wanted.stamp != _stored_stamp(wanted.stamp_path):
+        fs.write_atomic(wanted.stamp_path, wanted.stamp.encode(), mode=0o600)
     return {
         "pid": status.get("pid"),
         "unit_sha256": None if unit is None else sha256_bytes(unit),
@@ -114,7 +119,7 @@ def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
     }
 
 
-def _write_files(context: NodeContext, params: RuntimeActivate) -> _Wanted:
+def _write_files(context: NodeContext, params: RuntimeActivate, unit: bytes | None) -> _Wanted:
     paths, config = context.paths, params.config
     current, _ = _current_trust(paths)
     trust = verify_trust(params.trust_envelope, current=current, lineage=config.lineage)
@@ -127,8 +132,8 @@ def _write_files(context: NodeContext, params: RuntimeActivate) -> _Wanted:
         fs.write_atomic(paths.runtime_config, data, mode=0o600)
     if trust != current:
         fs.write_atomic(paths.trust, params.trust_envelope.encode(), mode=0o600)
-    _write_password(context)
-    return _Wanted(params.version, sha256_bytes(data), trust_digest(trust))
+    stamp = sha256_bytes(b"\0".join((unit or b"", _write_password(context))))
+    return _Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp, paths.secrets / _STAMP)
 
 
 def _current_trust(paths: NodePaths) -> tuple[Any, str | None]:
@@ -144,7 +149,7 @@ def _current_trust(paths: NodePaths) -> tuple[Any, str | None]:
         ) from error
 
 
-def _write_password(context: NodeContext) -> None:
+def _write_password(context: NodeContext) -> bytes:
     """The one that was sent, else the one that is there, else a new one."""
     path = context.paths.secrets / _PASSWORD
     sent = context.secrets.get(_PASSWORD)
@@ -157,31 +162,25 @@ def _write_password(context: NodeContext) -> None:
     value = sent.reveal() if sent is not None else stored or random_secrets.token_urlsafe(24).encode()
     if value != stored:
         fs.write_atomic(path, value, mode=0o600)
+    return value
 
 
-def _must_restart(paths: NodePaths, control: ControlClient, wanted: _Wanted, unit: Path | None) -> bool:
-    """Whether what runs is not what the files say. The password and the unit are in no status, so their times count."""
-    status = control.status()
-    if status is None or wanted.differs(status) is not None:
-        return True
-    started = _started_at(status.get("pid"))
-    watched = [paths.secrets / _PASSWORD, *([unit] if unit is not None else [])]
-    return started is None or any(path.stat().st_mtime > started for path in watched)
+def _must_restart(control: ControlClient, wanted: _Wanted) -> bool:
+    """Whether what runs is not what the files say."""
+    return wanted.differs(control.status()) is not None or wanted.stamp != _stored_stamp(wanted.stamp_path)
 
 
-def _started_at(pid: object) -> float | None:
-    import psutil
-
+def _stored_stamp(path: Path) -> str:
     try:
-        return float(psutil.Process(pid).create_time()) if isinstance(pid, int) else None
-    except psutil.Error:
-        return None
+        return fs.read_bounded(path, max_bytes=1024).decode("ascii", "replace")
+    except InputError:
+        return ""
 
 
 def _run_under_systemd(paths: NodePaths, systemd: Systemd, control: ControlClient, wanted: _Wanted) -> None:
     if supervisor_of(paths) is not None:
         stop_supervised(paths)
-    restart = _must_restart(paths, control, wanted, systemd.unit_path)
+    restart = _must_restart(control, wanted)
     systemd.must("daemon-reload")
     systemd.must("enable", UNIT_NAME)
     done = systemd.ctl("restart" if restart else "start", UNIT_NAME, deadline_s=_START_DEADLINE_S)
@@ -190,7 +189,7 @@ def _run_under_systemd(paths: NodePaths, systemd: Systemd, control: ControlClien
 
 
 def _run_under_parent(context: NodeContext, version_directory: Path, control: ControlClient, wanted: _Wanted) -> None:
-    if supervisor_of(context.paths) is not None and _must_restart(context.paths, control, wanted, None):
+    if supervisor_of(context.paths) is not None and _must_restart(control, wanted):
         stop_supervised(context.paths)
     start_supervised(context.paths, version_directory, context.environ)
 
