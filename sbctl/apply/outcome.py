@@ -38,7 +38,9 @@ __all__ = [
 ChangeStatus = Literal["done", "failed", "unknown", "interrupted", "skipped", "not_started"]
 CHANGE_STATUSES: Final[tuple[ChangeStatus, ...]] = get_args(ChangeStatus)
 
-HostStatus = Literal["done", "unchanged", "failed", "stale", "unreachable", "unknown", "interrupted", "not_started"]
+HostStatus = Literal[
+    "done", "unchanged", "partial", "failed", "stale", "unreachable", "unknown", "interrupted", "not_started"
+]
 RunStatus = Literal["applied", "partial", "failed", "interrupted"]
 
 _DEFAULT_NEXT_STEP: Final[dict[str, str]] = {
@@ -169,5 +171,5 @@ def host_status(changes: Iterable[ChangeResult], error: SbctlError | None) -> Ho
     if error is not None:
         return "failed"
     if statuses & {"skipped", "not_started"}:
-        return "not_started"
+        return "partial" if "done" in statuses else "not_started"
     return "done" if statuses else "unchanged"

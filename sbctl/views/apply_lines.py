@@ -100,7 +100,7 @@ def _line(event: Event) -> str | None:
 def _finished_word(event: HostFinished) -> str:
     words = count_words(dict(event.counts))
     status = event.status.replace("_", " ")
-    return words if status == "done" and words else f"{status}; {words}" if words else status
+    return words if status in ("done", "partial") and words else f"{status}; {words}" if words else status
 
 
 def _heartbeat(event: Heartbeat, elapsed_s: float) -> str:

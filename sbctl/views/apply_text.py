@@ -35,6 +35,7 @@ _QUIET_HOSTS_MAX: Final = 12
 _STATUS_STYLES: Final = {
     "done": "green",
     "unchanged": "dim",
+    "partial": "yellow",
     "failed": "bold red",
     "stale": "yellow",
     "unreachable": "yellow",
@@ -107,7 +108,7 @@ def _host_lines(outcome: ApplyResult, width: int) -> Iterator[Text]:
 
 def _host_line(host: HostResult, outcome: ApplyResult, columns: int, width: int) -> Text:
     words = count_words(dict(host.counts))
-    if host.status not in ("done", "failed") or not words:
+    if host.status not in ("done", "failed", "partial") or not words:
         status = host.status.replace("_", " ")
         words = f"{status}; {words}" if words and host.status != "not_started" else status
     why = host.error.message if host.error is not None else outcome.unreachable.get(host.host, "")

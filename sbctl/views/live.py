@@ -197,7 +197,7 @@ class LiveView:
                 self._done += 1
             case ChangeFailed() | ChangeSkipped():
                 self._not_done += 1
-            case HostFinished():
+            case StepFinished() | HostFinished():
                 self._running.pop(event.host, None)
             case CancelRequested():
                 self._stopping = "stopping at once" if event.hard else "stopping: running steps finish"
@@ -261,8 +261,8 @@ class LiveView:
             if used + fact.cell_len + 2 + min(wanted, width // 2 if width < 60 else wanted) <= width:
                 kept.append((place, fact))
                 used += fact.cell_len + 2
-        head = Text(host, style="bold")
-        head.append("  ").append(title, style="not bold")
+        head = Text()
+        head.append(host, style="bold").append(f"  {title}")
         room = max(1, width - used)
         head.truncate(room, overflow="ellipsis" if self._unicode else "crop", pad=bool(kept))
         for _, fact in sorted(kept, key=lambda pair: pair[0]):

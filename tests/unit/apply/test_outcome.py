@@ -77,6 +77,7 @@ def test_counts_name_every_status() -> None:
         (["done", "interrupted", "not_started"], None, "interrupted"),
         (["not_started"], None, "not_started"),
         (["skipped"], None, "not_started"),
+        (["done", "not_started"], None, "partial"),
         (["not_started"], StalePlanError("x", "y"), "stale"),
         (["not_started"], UnreachableError("x", "y"), "unreachable"),
         (["not_started"], LockedError("x", "y"), "failed"),

@@ -96,8 +96,14 @@ def test_many_hosts_without_a_problem_share_a_line_and_none_is_left_out() -> Non
     text = apply_text(replace(PARTIAL, hosts=(*hosts, left, failed)), width=80).plain
     assert "200 hosts done: h000, h001" in text
     assert "1 host not started: y" in text
+
     assert text.splitlines()[0].startswith("z")
     assert all(host.host in text for host in hosts)
+
+
+def test_a_host_that_a_stop_came_in_between_says_how_far_it_got() -> None:
+    host = HostResult("a", "partial", {"done": 2, "not_started": 3})
+    assert apply_text(replace(PARTIAL, hosts=(host,))).plain.startswith("a  2 done, 3 not started\n")
 
 
 def test_an_interruption_is_one_line() -> None:
