@@ -49,12 +49,13 @@ FORMAT_ENGINES: Final[dict[str, frozenset[str]]] = {
 
 _HEX40_RE: Final = re.compile("[0-9a-f]{40}")
 _HF_RE: Final = re.compile(
-    r"hf:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:@[A-Za-z0-9._-]{1,64})?"
+    r"hf:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:@[A-Za-z0-9][A-Za-z0-9._/-]{0,127})?"
 )
-_PYPI_RE: Final = re.compile(
-    r"pypi:[A-Za-z0-9][A-Za-z0-9._-]{0,127}==[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}#[^\s#?\\]{1,512}"
+_MEMBER: Final = r"#[^\s#?\\]{1,512}"
+_PYPI_RE: Final = re.compile(rf"pypi:[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}==[A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}}{_MEMBER}")
+_URL_RE: Final = re.compile(
+    rf"(?:https://[A-Za-z0-9.-]{{1,253}}|http://(?:127\.0\.0\.1|localhost|\[::1\]))(?::[0-9]{{1,5}})?/[^\s#?\\]{{0,2048}}(?:{_MEMBER})?"
 )
-_HTTPS_RE: Final = re.compile(r"https://[A-Za-z0-9.-]{1,253}(?::[0-9]{1,5})?/[^\s#?\\]{0,2048}")
 _TOKEN_RE: Final = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]{0,127}\}")
 
 
@@ -64,15 +65,18 @@ def is_commit(revision: str) -> bool:
 
 
 def source_kind(source: str) -> str | None:
-    """`hf`, `https`, `file` or `pypi`; None for text that is no source."""
+    """`hf`, `https`, `file` or `pypi`; None for text that is no source. `http:` counts as `https`, on loopback only."""
+    member = source.partition("#")[2]
+    if ".." in member.split("/") or member.startswith("/"):
+        return None
     if _HF_RE.fullmatch(source):
-        return "hf"
-    if _PYPI_RE.fullmatch(source) and ".." not in source.partition("#")[2].split("/"):
+        return None if ".." in source else "hf"
+    if _PYPI_RE.fullmatch(source):
         return "pypi"
-    if _HTTPS_RE.fullmatch(source):
+    if _URL_RE.fullmatch(source):
         return "https"
     path = source.removeprefix("file:")
-    if path != source and path.startswith("/") and "\0" not in path and ".." not in path.split("/"):
+    if path != source and path.startswith("/") and path.isprintable() and ".." not in path.split("/"):
         return "file"
     return None
 
@@ -99,7 +103,7 @@ def _check_relative(text: str) -> str:
     return text
 
 
-_SOURCE_SCHEMA: Final[dict[str, Any]] = {"type": "string", "maxLength": 4096, "pattern": "^(hf|https|file|pypi):"}
+_SOURCE_SCHEMA: Final[dict[str, Any]] = {"type": "string", "maxLength": 4096, "pattern": "^(hf|https?|file|pypi):"}
 Source = Annotated[str, AfterValidator(_check_source), WithJsonSchema(_SOURCE_SCHEMA)]
 Mirror = Annotated[str, AfterValidator(_check_mirror), WithJsonSchema(_SOURCE_SCHEMA)]
 RelativePath = Annotated[

@@ -255,7 +255,6 @@ class Compilation:
             "signers": signers,
             "runtime_version": fleet.runtime.version,
             "prevent_destroy": list(fleet.prevent_destroy),
-            "state_directory": fleet.state.directory,
         }
         return CompiledConfig(
             path=self.document.path,
@@ -268,7 +267,6 @@ class Compilation:
             secrets=secrets,
             prevent_destroy=fleet.prevent_destroy,
             notes=self.report.in_order("note"),
-            state_directory=fleet.state.directory,
             deployments_declared=any(host.deployments for host in hosts.values()),
             inline_secrets=self.inline,
         )

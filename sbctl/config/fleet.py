@@ -94,12 +94,11 @@ AddressRange = Annotated[
 
 
 class StateModel(Block):
-    noun: ClassVar[str] = "state"
+    noun: ClassVar[str] = "the state"
 
     backend: Literal["local", "http", "postgres"] = Field(
         default="local", description="Where the recorded truth is kept."
     )
-    directory: FilePath = Field(default=".sbctl", description="Its directory, relative to the directory of sb.yml.")
     encryption: Any = Field(default=None, description="Encryption of the state; not in this version.")
     address: PlainText | None = Field(default=None, description="Address of a remote backend; not in this version.")
 

@@ -66,7 +66,7 @@ def test_defaults_apply_to_this_machine_too(load_text: Load, minimal: str) -> No
 FLEET = f"""\
 fleet:
   name: production
-  state: {{directory: state-here}}
+  state: {{backend: local}}
   runtime: {{version: 0.1.0, python: /usr/bin/python3.11}}
   ssh: {{user: ops, identity_file: keys/id}}
   defaults: {{labels: {{site: x, tier: low}}, ssh: {{port: 2222}}}}
@@ -88,7 +88,7 @@ def test_host_over_group_over_defaults_over_global(load_text: Load, minimal: str
     config = load_text(FLEET + minimal)
     assert config.fleet_name == "production"
     assert config.runtime_version == "0.1.0"
-    assert config.state_directory == "state-here"
+    assert config.state_directory == ".sbctl"
     assert list(config.hosts) == ["me", "gpu-1", "gpu-2"]
     me, first, second = config.hosts.values()
     assert me.connection == Connection("local")
