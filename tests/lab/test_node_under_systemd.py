@@ -132,7 +132,7 @@ def test_removal_leaves_nothing(session: HostSession, host: LabHost) -> None:
     call(session, "host.unmark", {"lineage": LINEAGE})
     left = host.ssh(
         "ls -d /etc/sbctl /var/lib/sbctl /var/cache/sbctl /opt/sbctl /etc/systemd/system/sbctl-runtime*"
-        " /etc/systemd/system/*.wants/sbctl-runtime* 2>/dev/null; pgrep -fa '[/]opt/sbctl';"
+        " /etc/systemd/system/*.wants/sbctl-runtime* 2>/dev/null; pgrep -fa '^/opt/sbctl';"
         " systemctl list-units --all --no-legend 'sbctl-runtime*'",
         check=False,
     )
