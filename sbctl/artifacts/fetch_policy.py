@@ -189,7 +189,7 @@ class FetchSettings:
     index_credentials: Secret | None = None
     hf_token: Secret | None = None
     hosts: frozenset[str] = frozenset()
-    proxies: Mapping[str, URL] = field(default_factory=dict)
+    proxies: Mapping[str, URL] = field(default_factory=dict, repr=False)
     no_proxy: str = ""
     extra_authority: str = ""
 

@@ -122,9 +122,13 @@ class Fetcher:
         if origin_of(url) == origin_of(start) and (credential := self.authorization_for(url)) is not None:
             sent["Authorization"] = credential
         proxy = self.settings.proxy_for(url)
-        proxy_headers = None
+        proxy_headers: dict[str, str] | None = None
         if proxy is not None and proxy.user is not None:
-            proxy_headers = {"Proxy-Authorization": basic_credentials(proxy).reveal().decode()}
+            credentials = {"Proxy-Authorization": basic_credentials(proxy).reveal().decode()}
+            if url.scheme == "http":
+                sent |= credentials
+            else:
+                proxy_headers = credentials
             proxy = proxy.with_user(None)
         try:
             response = await self._opened().get(

@@ -539,3 +539,31 @@ def test_F16_a_digest_that_is_none_never_becomes_a_path(tmp_path: Path, name: st
         with pytest.raises(InputError):
             use(name)  # type: ignore[operator]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_F15_removals_that_race_pulls_take_no_shared_blob(tmp_path: Path) -> None:
+    mine = write_sources(tmp_path / "1", {"w.gguf": b"mine", "shared": DATA})
+    theirs = write_sources(tmp_path / "2", {"v.gguf": b"theirs", "shared": DATA})
+    root = tmp_path / "cache"
+    failures: list[BaseException] = []
+
+    def churn(facts_of: str) -> None:
+        cache = ArtifactCache(root)
+        facts = mine if facts_of == "mine" else theirs
+        try:
+            for _ in range(15):
+                asyncio.run(pull(cache, facts))
+                lease = cache.lease(facts.artifact)
+                assert cache.verify(facts.artifact).is_good
+                lease.release()
+                cache.remove(facts.artifact)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=churn, args=(name,)) for name in ("mine", "theirs")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert list(ArtifactCache(root).blobs.iterdir()) == []

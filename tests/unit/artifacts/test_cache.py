@@ -65,7 +65,10 @@ async def test_bytes_put_on_the_host_are_published_by_their_digest(tmp_path: Pat
     put.write_bytes(b"weights")
     result = await import_files(cache, facts, {facts.files[0].sha256: put})
     assert not result.was_present
-    assert put.exists()
+    blob = cache.blob_path(facts.files[0].sha256)
+    assert blob.stat().st_ino == put.stat().st_ino
+    put.unlink()
+    assert cache.verify(facts.artifact).is_good
     put.write_bytes(b"garbage")
     other = artifact_of({"v.gguf": b"others!"}, "hf:No/Where")
     with pytest.raises(ArtifactError) as caught:
