@@ -21,7 +21,7 @@ from sbctl.config.reader import read_yaml
 
 __all__ = ["catalog_with_file", "read_catalog_file"]
 
-_LOOKS_LIKE_RE: Final = re.compile(r"^(?:schema_version|models)[ \t]*:", re.MULTILINE)
+_LOOKS_LIKE_RE: Final = re.compile(r'^[ \t]*\{?[ \t]*"?(?:schema_version|models)"?[ \t]*:', re.MULTILINE)
 _NEWEST_VERSION: Final = 2
 
 
