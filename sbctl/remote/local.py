@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import threading
 from collections import deque
@@ -19,7 +18,7 @@ from sbctl.node.facts import FactsError, gather
 from sbctl.node.paths import PREFIX_VARIABLE
 from sbctl.remote import bootstrap_script
 from sbctl.remote.bootstrap import FACTS
-from sbctl.remote.transport import STDERR_TAIL_BYTES, Channel, Progress
+from sbctl.remote.transport import STDERR_TAIL_BYTES, Channel, Progress, is_ready
 
 __all__ = ["LocalTransport", "ProcessChannel"]
 
@@ -73,16 +72,14 @@ class ProcessChannel:
                 self._complaints.extend(chunk)
 
     def receive(self, count: int, timeout_s: float) -> bytes:
-        ready, _, _ = select.select([self._output], [], [], max(0.0, timeout_s))
-        if not ready:
+        if not is_ready(self._output, timeout_s=timeout_s):
             raise TimeoutError
         return os.read(self._output, count)
 
     def send(self, data: bytes, timeout_s: float) -> None:
         view = memoryview(data)
         while view:
-            _, ready, _ = select.select([], [self._input], [], max(0.0, timeout_s))
-            if not ready:
+            if not is_ready(self._input, writable=True, timeout_s=timeout_s):
                 raise TimeoutError
             view = view[os.write(self._input, view[: 1 << 16]) :]
 

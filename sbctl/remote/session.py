@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, SbctlError
+from sbctl.base.fs import disk_error
 from sbctl.base.secret import Secret
 from sbctl.node.messages import PARAMS, Method
 from sbctl.node.snapshot import NodeSnapshot
@@ -103,7 +104,10 @@ class HostSession:
     def put(self, sha256: str, source: Path, *, deadline_s: float, progress: Progress) -> None:
         """Leave the bytes of `source` as blob `sha256` on the host. A transfer that arrived damaged is sent once more, from its start."""
         deadline = self._clock.monotonic_s() + deadline_s
-        size = source.stat().st_size
+        try:
+            size = source.stat().st_size
+        except OSError as error:
+            raise disk_error(error, source) from error
         blob = {"sha256": sha256, "size_bytes": size}
         for attempt in range(_PUT_ATTEMPTS):
             begun = self._blob("blob_begin", blob, deadline)

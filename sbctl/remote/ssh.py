@@ -8,7 +8,6 @@ exception, and SFTP cannot fsync (the bootstrap does).
 from __future__ import annotations
 
 import contextlib
-import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import paramiko
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, UnreachableError
+from sbctl.base.fs import disk_error
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES, SSH_CONNECT_DEADLINE_S
 from sbctl.remote.bootstrap import FACTS, WORKER_PROGRAM, BootstrapWorker, compose_facts, new_marker, read_answer
 from sbctl.remote.shell import command_line
@@ -30,6 +30,7 @@ from sbctl.remote.transport import (
     Completed,
     Progress,
     foreign_text,
+    is_ready,
     lost,
     output_too_large,
     timed_out,
@@ -176,10 +177,14 @@ class SshTransport:
 
     def upload(self, source: Path, target: str, *, deadline_s: float, progress: Progress) -> None:
         deadline = self._clock.monotonic_s() + deadline_s
-        size = source.stat().st_size
+        # Kept for the next file only if all goes well: after a cut in the middle of a pipeline nothing is known about the stream.
+        sftp, self._files = self._sftp(deadline_s), None
         try:
-            sftp = self._sftp(deadline_s)
-            with source.open("rb") as reader:
+            size, reader = source.stat().st_size, source.open("rb")
+        except OSError as error:
+            raise disk_error(error, source) from error
+        try:
+            with reader:
                 offset = _resumable(sftp, target, size)
                 reader.seek(offset)
                 with sftp.open(target, "r+b" if offset else "wb") as writer:
@@ -191,6 +196,7 @@ class SshTransport:
                         progress(offset, size)
                         if self._clock.monotonic_s() > deadline:
                             raise TimeoutError
+            self._files = sftp
         except TimeoutError as error:
             raise timed_out(self._place, deadline_s) from error
         except (EOFError, paramiko.SSHException, ConnectionError) as error:
@@ -205,6 +211,10 @@ class SshTransport:
                 next_step="check free space, quota and permissions there, then run the command again",
                 retryable=True,
             ) from error
+        finally:
+            if self._files is None:
+                with contextlib.suppress(*_LOST):
+                    sftp.close()
 
     def close(self) -> None:
         self._end_worker()
@@ -391,4 +401,4 @@ class _Run:
         if self._channel.eof_received or self._channel.closed:
             self._channel.status_event.wait(seconds)
         else:
-            select.select([self._channel], [], [], min(seconds, 0.05 if self._input else seconds))
+            is_ready(self._channel.fileno(), timeout_s=0.05 if self._input else seconds)

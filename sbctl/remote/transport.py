@@ -10,6 +10,7 @@ Rules for every transport (measured traps of SSH libraries are behind them):
 from __future__ import annotations
 
 import re
+import select
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "Transport",
     "foreign_error",
     "foreign_text",
+    "is_ready",
     "lost",
     "no_progress",
     "output_too_large",
@@ -109,6 +111,13 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def is_ready(fd: int, *, writable: bool = False, timeout_s: float) -> bool:
+    """Whether `fd` can be read from (or written to), or has ended, within the time; any number of files may be open."""
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT if writable else select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
 
 
 def foreign_text(raw: bytes | str, *, max_chars: int = 600) -> str:

@@ -42,6 +42,7 @@ from tests.simulators.hostile_ssh import (
 )
 from tests.simulators.scripted_node import ScriptedTransport
 
+ROOT = Path(__file__).parents[2]
 SHORT_S = 0.6
 LONG_S = 20.0
 ESCAPES = "\x1b]0;owned\x07\x1b[31mred\u202e"
@@ -79,6 +80,20 @@ def test_E1_unknown_host_key_fails_before_authentication_and_shows_what_to_write
     assert hostile.host_key.fingerprint in error.message
     assert f'host_key: "{hostile.host_key.fingerprint}"' in (error.next_step or "")
     assert hostile.seen.auth_attempts == []
+
+
+def test_E1_nothing_in_the_source_could_accept_a_key_on_first_use_or_read_the_users_ssh() -> None:
+    forbidden = (
+        "AutoAddPolicy",
+        "WarningPolicy",
+        "load_system_host_keys",
+        "load_host_keys",
+        "SSHConfig",
+        "ProxyCommand(",
+        "AgentKey",
+    )
+    sources = [*(ROOT / "sbctl").rglob("*.py"), *(ROOT / "providers").rglob("*.py")]
+    assert [(path.name, name) for path in sources for name in forbidden if name in path.read_text()] == []
 
 
 @pytest.mark.parametrize("form", ["fingerprint", "public key"])

@@ -271,3 +271,22 @@ def test_the_node_interface_answers_once_a_runtime_is_installed(
         _call(session, "bundle.apply", {"envelope": "{}", "expected_revision": None})
     assert (caught.value.place or "").startswith(host.name)
     assert session.snapshot(DEADLINE_S).bootstrapped
+
+
+def test_a_host_is_taken_in_and_given_up_again_without_a_trace(
+    session: HostSession, host: LabHost, wheels: dict[str, Path]
+) -> None:
+    _call(session, "host.mark", {"lineage": "l-1", "host": host.name})
+    _call(session, "runtime.install", _deliver(session, wheels))
+    assert session.snapshot(DEADLINE_S).marker is not None
+    with pytest.raises(RefusedError) as caught:
+        _call(session, "host.unmark", {"lineage": "l-1"})
+    assert caught.value.code == "host.not_empty"
+    _call(session, "runtime.remove", {"lineage": "l-1"})
+    snapshot = session.snapshot(DEADLINE_S)
+    assert not snapshot.bootstrapped
+    assert snapshot.runtime.installed_versions == ()
+    assert snapshot.marker is not None
+    _call(session, "host.unmark", {"lineage": "l-1"})
+    assert host.ssh("ls -d /etc/sbctl /var/lib/sbctl /var/cache/sbctl /opt/sbctl 2>/dev/null; true") == ""
+    assert host.ssh("pgrep -f [s]bctl-runtime; true") == ""
