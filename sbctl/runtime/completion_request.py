@@ -217,7 +217,7 @@ def read_request(data: bytes, kind: Kind) -> dict[str, Any]:
 
 
 def engine_body(body: Mapping[str, Any], *, model: str, context_length: int) -> bytes:
-    """What the engine gets: its own name for the model, and always a bound on tokens.
+    """What the engine gets: its own name for the model, always a bound on tokens, and always the wish for a stream.
 
     Raises InputError `invalid_body` for text that is no Unicode (lone surrogates), `invalid_request` for more tokens than the context has.
     """
@@ -225,7 +225,9 @@ def engine_body(body: Mapping[str, Any], *, model: str, context_length: int) -> 
     if asked is not None and asked > context_length:
         raise _refuse(f"at most {context_length} tokens: that is the model's whole context")
     forwarded = {name: value for name, value in body.items() if name != "max_completion_tokens"}
-    forwarded |= {"model": model, "max_tokens": asked or context_length}
+    forwarded |= {"model": model, "max_tokens": asked or context_length, "stream": True}
+    if not body.get("stream"):
+        forwarded["stream_options"] = {"include_usage": True}
     for message in forwarded.get("messages", ()):
         if message["role"] == "developer":
             message["role"] = "system"

@@ -173,7 +173,7 @@ class DataPlane:
                 if upstream.status != 200:
                     raise await read_refusal(upstream)
                 if not asked.body.get("stream"):
-                    answer = await read_whole(upstream, name)
+                    answer = await read_whole(upstream, model=name, progressed=lease.replica.progressed)
                     return web.Response(body=answer, content_type="application/json", headers=json_headers(headers))
                 downstream = web.StreamResponse(
                     headers=json_headers({**headers, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})

@@ -6,7 +6,8 @@ A stream that breaks ends with one error event and without `[DONE]`; it is never
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Final
 
 import aiohttp
@@ -15,10 +16,11 @@ from aiohttp import web
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError, InputError, SbctlError
 from sbctl.base.limits import MIB
+from sbctl.runtime.assemble import Assembler
 from sbctl.runtime.engine_client import ENGINE_ERRORS
 from sbctl.runtime.http_errors import error_document
 
-__all__ = ["SseMapper", "engine_error", "read_refusal", "read_whole", "relay_stream"]
+__all__ = ["SseReader", "engine_error", "line_bytes", "read_refusal", "read_whole", "relay_stream"]
 
 _ANSWER_MAX_BYTES: Final = 64 * MIB
 _EVENT_MAX_BYTES: Final = 4 * MIB
@@ -29,24 +31,8 @@ _HIDDEN: Final = ("__verbose", "generation_settings")
 _DONE: Final = b"[DONE]"
 
 
-def _mapped(document: Any, model: str) -> Any:
-    if isinstance(document, dict):
-        if "model" in document:
-            document["model"] = model
-        for name in _HIDDEN:
-            document.pop(name, None)
-    return document
-
-
-def _parsed(payload: bytes) -> Any:
-    try:
-        return json.loads(payload)
-    except ValueError:
-        raise EngineError("upstream_failed", "the engine sent an event that is no JSON") from None
-
-
-class SseMapper:
-    """Cuts a byte stream into events and maps each; comments (keep-alive pings) pass unchanged."""
+class SseReader:
+    """Cuts a byte stream into lines and parses its events."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -54,16 +40,18 @@ class SseMapper:
         self.is_done = False
         """The engine said `[DONE]`."""
 
-    def feed(self, data: bytes) -> bytes:
-        """The complete lines of what has arrived. Raises EngineError `upstream_failed` for an endless line or a broken event."""
+    def feed(self, data: bytes) -> list[bytes | dict[str, Any]]:
+        """The complete lines of what has arrived: an event parsed, with the model's public name; anything else as it came.
+
+        Raises EngineError `upstream_failed` for an endless line or a broken event, and what `engine_error` makes of an error event.
+        """
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > _EVENT_MAX_BYTES:
-            raise EngineError("upstream_failed", "the engine sent an event without end")
-        return b"".join(self._line(line) + b"\n" for line in lines)
+            raise EngineError("upstream_failed", "the engine sent an event without end", retryable=True)
+        return [self._line(line.rstrip(b"\r")) for line in lines]
 
-    def _line(self, line: bytes) -> bytes:
-        line = line.rstrip(b"\r")
+    def _line(self, line: bytes) -> bytes | dict[str, Any]:
         if line.startswith(b"error:"):
             raise engine_error(500, _parsed(line[6:]))
         if not line.startswith(b"data:"):
@@ -73,10 +61,29 @@ class SseMapper:
             self.is_done = True
             return b"data: [DONE]"
         document = _parsed(payload)
-        if isinstance(document, dict) and "error" in document:
+        if not isinstance(document, dict):
+            raise EngineError("upstream_failed", "the engine sent an event that is no object", retryable=True)
+        if "error" in document:
             raise engine_error(500, document)
-        mapped = json.dumps(_mapped(document, self._model), ensure_ascii=False, separators=(",", ":"))
-        return b"data: " + mapped.encode()
+        if "model" in document:
+            document["model"] = self._model
+        for name in _HIDDEN:
+            document.pop(name, None)
+        return document
+
+
+def _parsed(payload: bytes) -> Any:
+    try:
+        return json.loads(payload)
+    except ValueError:
+        raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None
+
+
+def line_bytes(line: bytes | dict[str, Any]) -> bytes:
+    """A line of `SseReader` as it goes to the caller."""
+    if isinstance(line, bytes):
+        return line + b"\n"
+    return b"data: " + json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def engine_error(status: int, document: Any) -> SbctlError:
@@ -99,19 +106,34 @@ async def read_refusal(response: aiohttp.ClientResponse) -> SbctlError:
     return engine_error(response.status, document)
 
 
-async def read_whole(response: aiohttp.ClientResponse, model: str) -> bytes:
-    """A unary answer, mapped. Raises EngineError `upstream_failed`."""
-    parts, total = [], 0
-    async for part in response.content.iter_any():
-        parts.append(part)
-        total += len(part)
-        if total > _ANSWER_MAX_BYTES:
-            raise EngineError("upstream_failed", "the engine's answer has no end")
+async def _lines(
+    upstream: aiohttp.ClientResponse, reader: SseReader, progressed: Callable[[], None]
+) -> AsyncGenerator[list[bytes | dict[str, Any]], None]:
+    """Until `[DONE]`. Raises EngineError `upstream_failed` when the engine ends or breaks off before."""
     try:
-        document = json.loads(b"".join(parts))
-    except ValueError:
-        raise EngineError("upstream_failed", "the engine's answer is no JSON") from None
-    return json.dumps(_mapped(document, model), ensure_ascii=False, separators=(",", ":")).encode()
+        async for data in upstream.content.iter_any():
+            progressed()
+            yield reader.feed(data)
+            if reader.is_done:
+                return
+    except ENGINE_ERRORS as error:
+        why = f"the engine's stream broke: {type(error).__name__}"
+        raise EngineError("upstream_failed", why, retryable=True) from error
+    raise EngineError("upstream_failed", "the engine closed the stream early", retryable=True)
+
+
+async def read_whole(upstream: aiohttp.ClientResponse, *, model: str, progressed: Callable[[], None]) -> bytes:
+    """A stream as one answer. Raises EngineError `upstream_failed`, and what the engine's error event means."""
+    assembler, size = Assembler(), 0
+    async with aclosing(_lines(upstream, SseReader(model), progressed)) as batches:
+        async for batch in batches:
+            for line in batch:
+                if isinstance(line, dict):
+                    assembler.add(line)
+                size += len(line) if isinstance(line, bytes) else len(str(line))
+            if size > _ANSWER_MAX_BYTES:
+                raise EngineError("upstream_failed", "the engine's answer has no end")
+    return json.dumps(assembler.answer(), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 async def relay_stream(
@@ -126,31 +148,22 @@ async def relay_stream(
 
     Raises ConnectionError or CancelledError when the caller is gone; leaving then closes the upstream connection.
     """
-    mapper = SseMapper(model)
     problem: SbctlError | None = None
-    data = b""
-    chunks = upstream.content.iter_any()
-    while not mapper.is_done:
-        try:
-            data = mapper.feed(await anext(chunks))
-        except StopAsyncIteration:
-            problem = EngineError("upstream_failed", "the engine closed the stream early", retryable=True)
-            break
-        except ENGINE_ERRORS as error:
-            problem = EngineError(
-                "upstream_failed", f"the engine's stream broke: {type(error).__name__}", retryable=True
-            )
-            break
-        except SbctlError as error:
-            problem = error
-            break
-        progressed()
-        if data:
-            await downstream.write(data)
+    batch: list[bytes | dict[str, Any]] = []
+    async with aclosing(_lines(upstream, SseReader(model), progressed)) as batches:
+        while True:
+            try:
+                batch = await anext(batches)
+            except StopAsyncIteration:
+                break
+            except SbctlError as error:
+                problem = error
+                break
+            await downstream.write(b"".join(map(line_bytes, batch)))
     if problem is not None:
         event = json.dumps(error_document(problem, request_id), separators=(",", ":"))
         await downstream.write(f"data: {event}\n\n".encode())
-    elif not data.endswith(b"\n\n"):
+    elif batch[-1:] != [b""]:
         await downstream.write(b"\n")
     await downstream.write_eof()
     return "done" if problem is None else problem.code

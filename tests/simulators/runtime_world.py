@@ -258,8 +258,8 @@ class RuntimeProcess:
         end_s = time.monotonic() + deadline_s
         row: dict[str, Any] = {}
         while time.monotonic() < end_s:
-            row = next(entry for entry in self.status()["deployments"] if entry["deployment"] == deployment)
-            if row["state"] == state:
+            row = next((entry for entry in self.status()["deployments"] if entry["deployment"] == deployment), {})
+            if row.get("state") == state:
                 return row
             time.sleep(0.05)
         raise AssertionError(f"{deployment} is {row.get('state')}, not {state}: {row}")
