@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 HERE = Path(__file__).resolve().parent
 SBCTL = [str(Path(sys.executable).parent / "sbctl")]
 FILE = ["-f", str(HERE / "sb.yml")]
-ENDPOINT = "http://127.0.0.1:8080/v1"
 QUESTION = "What is the capital of France? Answer in one sentence."
+
+
+def say(text: str) -> None:
+    """One line for the reader, in order with what the commands print."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def sbctl(*arguments: str) -> int:
     """Run one command with its output on this terminal; its exit code."""
-    shown = " ".join(["sbctl", *arguments])
-    sys.stdout.write(f"\n$ {shown}\n")
-    sys.stdout.flush()
+    say("\n$ " + " ".join(["sbctl", *arguments]))
     return subprocess.run([*SBCTL, *arguments, *FILE], check=False).returncode
 
 
-def ask() -> str:
+def answer_of(*arguments: str) -> dict[str, Any]:
+    """What a command says as JSON; empty when it says nothing."""
+    done = subprocess.run([*SBCTL, *arguments, "--format", "json", *FILE], stdout=subprocess.PIPE, check=False)
+    return dict(json.loads(done.stdout or "{}"))
+
+
+def blockers() -> list[str]:
+    """What keeps this machine from serving the file, each with its remedy; a taken port is found here, before anything is installed."""
+    checks = answer_of("doctor").get("checks", [])
+    return [
+        f"{check['name']}: {check['detail']}; {check['next_step']}" for check in checks if check["verdict"] == "fail"
+    ]
+
+
+def ask(endpoint: dict[str, Any]) -> str:
     """One chat completion over the OpenAI API."""
-    body = {"model": "smollm2", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 48, "temperature": 0}
-    answer = httpx.post(f"{ENDPOINT}/chat/completions", json=body, timeout=120)
+    body = {
+        "model": endpoint["model"],
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 48,
+        "temperature": 0,
+    }
+    answer = httpx.post(f"{endpoint['base_url']}/chat/completions", json=body, timeout=120, trust_env=False)
     answer.raise_for_status()
     return str(answer.json()["choices"][0]["message"]["content"]).strip()
 
@@ -35,11 +59,19 @@ def main() -> int:
     planned = sbctl("plan")
     if planned not in (0, 2):
         return planned
-    if planned == 2 and (applied := sbctl("apply", "--yes")):
-        return applied
-    sys.stdout.write(f"\nQ: {QUESTION}\nA: {ask()}\n\n")
-    sys.stdout.write(f"It keeps serving. Use it:   OPENAI_BASE_URL={ENDPOINT} OPENAI_API_KEY=none (any OpenAI client, model smollm2)\n")
-    sys.stdout.write("Remove it:                 make stop\n")
+    if planned == 2:
+        if found := blockers():
+            say("\nThis machine cannot serve it yet:\n  " + "\n  ".join(found))
+            say(f"The ports stand in {HERE / 'sb.yml'}.")
+            return 4
+        if applied := sbctl("apply", "--yes"):
+            return applied
+    endpoint = answer_of("output")["endpoints"][0]
+    say(f"\nQ: {QUESTION}\nA: {ask(endpoint)}\n")
+    say(f"It keeps serving. Use it with any OpenAI client, model {endpoint['model']}:")
+    say(f"  OPENAI_BASE_URL={endpoint['base_url']} OPENAI_API_KEY=none")
+    say("Remove it:")
+    say("  make stop")
     return 0
 
 
