@@ -355,7 +355,7 @@ def _tool(argv: Sequence[str], staged: Path, deadline: float) -> None:
 
 def _smoke_failure(environment: Path, version: str) -> str | None:
     """Why the runtime in `environment` does not start, or None when it names its version."""
-    argv = [str(environment / "bin/python"), "-I", str(environment / "bin/sbctl-runtime"), "--version"]
+    argv = [str(environment / "bin/python"), "-I", str(environment / "bin/sbctl-runtime"), "check"]
     try:
         done = subprocess.run(
             argv,

@@ -69,6 +69,11 @@ class HostSession:
                 node = self._open_node(deadline)
             except NodeMissing:
                 return self._gather(deadline).snapshot
+            except HostError as error:
+                if error.code != "node.start_failed":
+                    raise
+                # Damaged programs are a host to install anew, not one that is out of reach.
+                return self._gather(deadline).snapshot
             try:
                 answer = node.request(Method.SNAPSHOT, {}, {}, deadline_s=self._left(deadline), progress=no_progress)
             except ChannelBroken as broken:

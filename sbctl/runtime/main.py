@@ -39,9 +39,20 @@ def _node(argv: list[str]) -> int:
     return run_stdio(argv)
 
 
+def _check(_argv: list[str]) -> int:
+    """Import all that a host will need, so that a damaged or incomplete installation shows before anything depends on it."""
+    import sbctl.runtime.daemon
+    import sbctl.runtime.nodeops.stdio
+    import sbctl.runtime.supervise  # noqa: F401 - importing is the check
+
+    sys.stdout.write(f"sbctl-runtime {__version__}\n")
+    return int(ExitCode.DONE)
+
+
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "serve": (_serve, "run the engines of the accepted bundle and answer their API"),
     "node": (_node, "answer the typed node interface on stdin and stdout (--stdio)"),
+    "check": (_check, "say the version if everything that serving needs can be imported"),
     "supervise": (_supervise, "keep `serve` running where no systemd does"),
 }
 

@@ -120,10 +120,13 @@ def test_programs_that_are_gone_are_no_runtime(prefix: Path, missing: str) -> No
     session.close()
 
 
-def test_a_program_that_does_not_start_says_what_it_said(prefix: Path) -> None:
+def test_a_damaged_program_is_one_to_install_anew(prefix: Path) -> None:
     (prefix / "opt/0.0.1/bin/sbctl-runtime").write_text("raise SystemExit('the library is missing')")
+    session = _open(prefix)
+    assert not session.snapshot(DEADLINE_S).bootstrapped
     with pytest.raises(SbctlError) as caught:
-        _open(prefix).snapshot(DEADLINE_S)
+        session.call("bundle.clear", {}, secrets={}, deadline_s=DEADLINE_S, progress=lambda _done, _total: None)
+    session.close()
     assert caught.value.code == "node.start_failed"
     assert "the library is missing" in caught.value.message
 

@@ -187,3 +187,10 @@ def test_error_bodies_in_the_shape_that_clients_read(
     assert "/secret" not in body["message"]
     assert "pid" not in body["message"]
     assert ("WWW-Authenticate" in response.headers) is (status == 401)
+
+
+def test_an_installation_that_is_whole_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from sbctl import __version__
+
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out == f"sbctl-runtime {__version__}\n"
