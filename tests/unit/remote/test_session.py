@@ -76,35 +76,32 @@ class TestSnapshot:
         assert _session(transport).snapshot(DEADLINE_S).bootstrapped
         assert transport.opened[0][0][0] == "/opt/sbctl/0.2.0/bin/python"
 
-    @pytest.mark.parametrize("how", ["no program", "no interpreter"])
+    @pytest.mark.parametrize("how", ["no program", "no interpreter", "damaged program"])
     def test_a_runtime_whose_program_is_gone_counts_as_not_bootstrapped(self, how: str) -> None:
-        transport = _transport(missing=True) if how == "no program" else _transport(first=(CUT,), status=127)
+        damaged = _transport(first=(CUT,), status=1, stderr="ImportError: no module")
+        status_127 = _transport(first=(CUT,), status=127)
+        transport = {"no program": _transport(missing=True), "no interpreter": status_127}.get(how, damaged)
         assert not _session(transport).snapshot(DEADLINE_S).bootstrapped
 
     @pytest.mark.parametrize(
-        ("first", "status", "stderr", "code"),
+        ("first", "code"),
         [
-            ((CUT,), 1, "Traceback…\nImportError: no module", "node.start_failed"),
-            ((CUT,), None, "", "remote.lost"),
-            ((STALL,), None, "", "remote.timeout"),
-            (({"hello": {"protocol": 2, "version": "9"}},), None, "", "node.protocol_mismatch"),
-            (({"hello": {"protocol": 0, "version": "0"}},), None, "", "node.protocol_mismatch"),
-            (({"hello": {}},), None, "", "node.protocol_error"),
-            (({"hello": 1},), None, "", "node.protocol_error"),
-            (({"id": 1},), None, "", "node.protocol_error"),
-            ((b"Welcome to Debian",), None, "", "node.protocol_error"),
+            ((CUT,), "remote.lost"),
+            ((STALL,), "remote.timeout"),
+            (({"hello": {"protocol": 2, "version": "9"}},), "node.protocol_mismatch"),
+            (({"hello": {"protocol": 0, "version": "0"}},), "node.protocol_mismatch"),
+            (({"hello": {}},), "node.protocol_error"),
+            (({"hello": 1},), "node.protocol_error"),
+            (({"id": 1},), "node.protocol_error"),
+            ((b"Welcome to Debian",), "node.protocol_error"),
         ],
     )
-    def test_a_node_interface_that_does_not_start_says_why(
-        self, first: Any, status: int | None, stderr: str, code: str
-    ) -> None:
-        transport = _transport(first=first, status=status, stderr=stderr)
+    def test_a_node_interface_that_does_not_start_says_why(self, first: Any, code: str) -> None:
+        transport = _transport(first=first)
         with pytest.raises(SbctlError) as caught:
             _session(transport).snapshot(DEADLINE_S)
         assert caught.value.code == code
         assert transport.channels[0].closed
-        if stderr:
-            assert "ImportError: no module" in caught.value.message
 
     @pytest.mark.parametrize(
         ("answer", "code"),
