@@ -11,7 +11,7 @@ from sbctl.apply.cancellation import Cancellation, SignalWatch
 from sbctl.apply.events import EventSink
 from sbctl.apply.executor import execute
 from sbctl.apply.outcome import ApplyOptions, ApplyResult
-from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
@@ -75,6 +75,9 @@ def apply(
     `show` gets the plan before anything happens, `confirm` decides when nobody said --yes. Raises LockedError, StalePlanError,
     RefusedError (`plan.*`, `key.*`, `apply.not_confirmed`) before anything is changed.
     """
+    if request.plan.mode == "apply" and not workspace.store.exists():
+        # A first apply of a file that is wrong leaves not even a lock behind.
+        _ = workspace.config
     with workspace.store.lock(
         lock_info(f"sbctl {request.command}", workspace.environ, workspace.clock), request.lock_timeout_s
     ):
@@ -175,14 +178,23 @@ class _Sessions:
 
 
 def _secret_resolver(workspace: Workspace, found: Planned) -> Callable[[str], Secret]:
-    """Secrets of sb.yml; without one (destroy, rollback) only references that need no file."""
-    if found.config is not None:
-        return SecretResolver(found.config, workspace.environ).resolve
+    """Secrets are resolved by today's sb.yml, also for a rollback: an old value cannot come back."""
+    config = found.config
+    if config is None:
+        try:
+            config = workspace.loaded
+        except SbctlError as error:
+            return _refusing(workspace, error)
+    return SecretResolver(config, workspace.environ).resolve
 
+
+def _refusing(workspace: Workspace, cause: SbctlError) -> Callable[[str], Secret]:
     def unavailable(reference: str) -> Secret:
         raise RefusedError(
             "secret.no_configuration",
-            f"{reference.partition(':')[0]}: secrets are resolved from sb.yml, and {workspace.file} was not read",
+            f"a secret ({reference.partition(':')[0]}:) is resolved by sb.yml, which cannot be used: {cause.message}",
+            place=str(workspace.file),
+            next_step="sbctl validate names what is wrong with it",
         )
 
     return unavailable
