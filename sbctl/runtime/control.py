@@ -82,13 +82,14 @@ class _Control:
         work = self._begin(self._reconciler.apply_bundle(asked.envelope, asked.expected_revision, progress))
         while not work.done() or not lines.empty():
             getting = asyncio.create_task(lines.get())
-            await asyncio.wait({getting, work}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done():
-                await _line(response, getting.result())
-            else:
-                getting.cancel()
-                if not work.done():
+            try:
+                await asyncio.wait({getting, work}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    await _line(response, getting.result())
+                elif not work.done():
                     await _line(response, {"progress": {"done": 0, "total": None, "note": "working"}})
+            finally:
+                getting.cancel()
         await _line(response, _outcome(work))
         return response
 

@@ -37,6 +37,7 @@ from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.residency import Residency
 from sbctl.runtime.routes import is_loopback
 from sbctl.runtime.settings import Settings, admin_password, load_settings, load_trust, prepare_directories
 from sbctl.runtime.store import RuntimeStore
@@ -65,7 +66,11 @@ class Daemon:
             scope=config.host,
             trust=self._trust,
             store=self._store,
-            ports=ReplicaPorts(LaunchPorts(self._host, provisioner), launched=self._metrics.launched),
+            ports=ReplicaPorts(
+                LaunchPorts(self._host, provisioner),
+                Residency(config.max_resident_models),
+                launched=self._metrics.launched,
+            ),
             clock=SYSTEM_CLOCK,
             drain_s=config.shutdown_deadline_ms / 1000,
             parallel_prepares=config.max_parallel_prepares,

@@ -57,6 +57,7 @@ class Reconciler:
         self._drain_s = drain_s
         self._parallel_prepares = parallel_prepares
         self._by_hand = by_hand
+        self._bringing_back = asyncio.Semaphore(parallel_prepares)
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
@@ -264,12 +265,13 @@ class Reconciler:
 
     async def _bring_back(self, generation: Generation) -> None:
         try:
-            if generation.member.warm:
-                await generation.load("reconcile")
-            else:
+            async with self._bringing_back:
+                if generation.member.warm:
+                    await generation.load("reconcile")
+                    return
                 await self._ports.launch.provisioner.prepare(generation.member, quiet)
-                for replica in generation.replicas:
-                    replica.note_cached()
+            for replica in generation.replicas:
+                replica.note_cached()
         except SbctlError as error:
             self._log.warning("not brought back", deployment=generation.deployment, error=str(error))
 

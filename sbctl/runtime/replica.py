@@ -106,6 +106,10 @@ class Replica:
             await self._ask(lambda waiter: Stop(waiter, None, drain_s, last=True))
             await self._owner
 
+    async def unload(self) -> None:
+        """Stop it if it is still idle; the next request starts it again."""
+        await self._ask(lambda waiter: Stop(waiter, "idle", 0.0, only_if_idle=True))
+
     def note_cached(self) -> None:
         """Its weights were verified, and nothing is to be started now."""
         if self.phase is ReplicaPhase.CONFIGURED:
@@ -120,6 +124,15 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         return self.phase is ReplicaPhase.READY
+
+    @property
+    def deployment(self) -> str:
+        return self.label.deployment
+
+    @property
+    def evictable_since_s(self) -> float | None:
+        """As `residency.Resident`: a warm replica never is."""
+        return self.gate.idle_since_s if self.is_ready and not self.member.warm else None
 
     @property
     def is_retired(self) -> bool:
@@ -216,8 +229,14 @@ class Replica:
         self.stopped_by = None
         self._move(ReplicaPhase.ASSIGNED)
         number = self._launch
-        task = asyncio.create_task(
-            launch_engine(
+        task = asyncio.create_task(self._launch_in_place(number, progress))
+        task.add_done_callback(lambda done: self._mailbox.put_nowait(Report(number, finished=done)))
+        self._launching = task
+
+    async def _launch_in_place(self, number: int, progress: Progress) -> Launched:
+        await self._ports.residency.take(self)
+        try:
+            return await launch_engine(
                 self._ports.launch,
                 self.label,
                 self.member,
@@ -225,9 +244,9 @@ class Replica:
                 entered=lambda phase: self._mailbox.put_nowait(Report(number, entered=phase)),
                 progress=progress,
             )
-        )
-        task.add_done_callback(lambda done: self._mailbox.put_nowait(Report(number, finished=done)))
-        self._launching = task
+        except BaseException:
+            self._ports.residency.give_back(self)
+            raise
 
     async def _on_stop(self, ask: Stop) -> None:
         if ask.only_if_idle and (not self.is_ready or self.gate.active or self.gate.queued):
@@ -333,6 +352,7 @@ class Replica:
         if launched is not None:
             try:
                 await self._ports.launch.host.stop(launched.engine, grace_s=grace_s)
+                self._ports.residency.give_back(self)
             finally:
                 await launched.client.close()
 

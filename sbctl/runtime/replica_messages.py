@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sbctl.base.errors import SbctlError
@@ -13,6 +13,7 @@ from sbctl.base.limits import RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
 from sbctl.runtime.launch import Launched, LaunchPorts
 from sbctl.runtime.provision import Progress
 from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.runtime.residency import Residency
 
 __all__ = ["Load", "LoadedBy", "Message", "ReplicaPorts", "Report", "Reset", "Stop", "StoppedBy", "backoff_s"]
 
@@ -31,6 +32,7 @@ class ReplicaPorts:
     """`launched` is told of every launch: engine, outcome `ready` or `failed`, seconds. `chance` gives 0..1."""
 
     launch: LaunchPorts
+    residency: Residency = field(default_factory=Residency)
     chance: Callable[[], float] = random.random
     launched: Callable[[str, Literal["ready", "failed"], float], None] = lambda _engine, _outcome, _seconds: None
 

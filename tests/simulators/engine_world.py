@@ -18,6 +18,7 @@ from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.provision import Prepared, Progress
 from sbctl.runtime.readiness import WatchTimes
 from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.residency import Residency
 from sbctl.trust.bundle import DeploymentMember
 
 T = TypeVar("T")
@@ -137,9 +138,9 @@ class EngineWorld:
     def alive(self) -> list[FakeEngine]:
         return [engine for engine in self.engines if not engine.is_stopped]
 
-    def ports(self, **times: float) -> ReplicaPorts:
+    def ports(self, *, max_engines: int | None = None, **times: float) -> ReplicaPorts:
         launch = LaunchPorts(self, self, WatchTimes(**times), self._connect, self._await_ready)  # type: ignore[arg-type]
-        return ReplicaPorts(launch, chance=lambda: 0.0)
+        return ReplicaPorts(launch, Residency(max_engines), chance=lambda: 0.0)
 
     # EngineHost
 
