@@ -56,6 +56,9 @@ format: $(VENV)/.dev ## rewrite in the project's format
 schemas: $(VENV)/.dev ## write schemas/ and the generated reference from the models
 	@$(BIN)/python -m sbctl.config.schema --write
 
+docs: schemas ## write the generated pages of docs/reference/ from the command tree and the source
+	@$(BIN)/python docs/generate.py --write
+
 LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: $(VENV)/.control ## lock dependencies again: hashed, without index addresses
 	@$(LOCK) pyproject.toml --output-file requirements/control.txt

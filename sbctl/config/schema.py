@@ -183,7 +183,7 @@ def generated_files() -> dict[Path, str]:
     from sbctl.config.reference import reference_markdown
 
     files = {data_path("schemas", file): _rendered(name) for name, file in SCHEMA_FILES.items()}
-    files[data_path("schemas", "").parent / "docs" / "configuration.md"] = reference_markdown()
+    files[data_path("schemas", "").parent / "docs" / "reference" / "configuration.md"] = reference_markdown()
     return files
 
 

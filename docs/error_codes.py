@@ -1,0 +1,231 @@
+"""Every error code of the product, read from its source: the code, who raises it, what it says, what to do next."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sbctl.base import errors
+from sbctl.base.errors import HTTP_STATUS, ExitCode, SbctlError
+
+HTTP_SENTENCES: Final = {
+    "crash_loop": "the engine ended too often; reset the deployment once the cause is mended",
+    "draining": "the model is being replaced or stopped",
+    "engine_missing": "the engine that the bundle names is not installed here",
+    "invalid_desired": "the desired state cannot be read",
+    "invalid_request": "the request is not one that is passed on; the sentence names the field",
+    "method_not_allowed": "the route has no such method",
+    "overloaded": "too many connections; health still answers",
+    "prepare_failed": "the candidate could not be prepared; nothing changed",
+    "revision_conflict": "the revision was accepted with other content",
+    "runtime_commit_failed": "the accepted state could not be stored",
+    "stale_revision": "a higher revision was accepted already",
+}
+
+__all__ = ["NOT_CODES", "ErrorCode", "dotted_strings", "error_codes", "http_codes"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_DOTTED: Final = re.compile(r"[a-z]+\.[a-z0-9]+(?:_[a-z0-9]+)*")
+_HTTP: Final = re.compile(r"[a-z]+(?:_[a-z0-9]+)+|stopped|unauthorized|overloaded|draining")
+_FAMILIES: Final = {
+    name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, SbctlError)
+}
+_DERIVED: Final = {
+    "FactsError": "HostError",
+    "AdmissionError": "EngineError",
+    "Blocked": "RefusedError",
+    "Refusal": "RefusedError",
+    "Diagnostic": "ConfigError",
+}
+_BY_PREFIX: Final = {
+    "config": "ConfigError",
+    "catalog": "ConfigError",
+    "yaml": "ConfigError",
+    "ssh": "UnreachableError",
+}
+_FINDING: Final = {"_find": "yaml", "_find_at": "yaml", "ScalarRefusedError": "yaml"}
+
+NOT_CODES: Final = re.compile(
+    r"(?:artifact|bundle|engine|host|runtime|deployment)\."
+    r"(?:pull|import|remove|apply|clear|action|install|mark|unmark|activate|show|verify|export)"
+    r"|(?:key|state)\.(?:list|show|history)|artifact\.(?:catalog_digest|license|revision|source)|action\.type|llama\.cpp|sbctl\..*"
+    r"|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub)"
+)
+"""Dotted texts that are methods, commands, paths of leaves or file names."""
+
+SENTENCES: Final = {
+    "catalog.rule": "an entry of the catalog breaks a rule; the sentence says which",
+    "config.bad_variable": "a ${…} cannot be expanded; the sentence says why",
+    "config.conflict": "two fields contradict each other; the sentence says which",
+    "config.no_effect": "a field has no effect where it stands (a note, no error)",
+    "config.not_a_map": "the file is empty, or not a map of blocks",
+    "config.unset_variable": "${…} is not set and has no default",
+    "engine.unsafe_argument": "an argument of the engine is not on the list, or its value is refused",
+    "host.marker_damaged": "the marker file on the host cannot be read",
+    "json.invalid": "the text is not strict JSON; the sentence says where",
+    "node.ended": "the node interface ended during a call; the sentence has its last words",
+    "plan.prevent_destroy": "… would be removed, but prevent_destroy protects it",
+    "yaml.encoding": "the file is not UTF-8 text",
+    "yaml.number_refused": "a number has no one meaning (octal, underscore, infinity, beyond 2^53); put it in quotes or write it out",
+    "config.bad_value": "a value does not fit its field; the sentence says what was expected",
+    "host.unknown_error": "the host reported an error without a message",
+    "plan.blocked": "a change of the plan cannot be carried out; the reason is the resource's own",
+    "plan.waits_for_blocked": "a change waits for another that is blocked",
+    "runtime.refused": "the runtime refused what was asked, in its own words",
+    "state.write_failed": "the outcome of a step could not be recorded; the state says which step is open",
+    "ssh.host_key_unknown": "the host shows a key that nobody pinned; it is shown as a fingerprint",
+    "ssh.host_key_changed": "the host shows another key than the pinned one",
+    "host.facts_failed": "the facts of this machine could not be read",
+    "host.observe_failed": "the host answered, and could not be read",
+}
+"""Where the source puts the sentence together at run time."""
+
+
+@dataclass(frozen=True)
+class ErrorCode:
+    """`family` names the class in sbctl.base.errors; `sentence` has `…` where a value stands."""
+
+    code: str
+    family: str
+    sentence: str
+    next_step: str
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return _FAMILIES[self.family].exit_code
+
+
+def _sources() -> Iterator[tuple[Path, ast.Module]]:
+    for package in ("sbctl", "providers"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _text(node: ast.expr | None) -> str:
+    """The static text of an expression, `…` for what is put in at run time; empty when there is none."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return f"{_text(node.left) or '…'}{_text(node.right) or '…'}"
+    if isinstance(node, ast.IfExp):
+        return _text(node.body) or _text(node.orelse)
+    if isinstance(node, ast.Tuple) and node.elts:
+        return _text(node.elts[0])
+    return ""
+
+
+def _name(call: ast.Call) -> str:
+    return (
+        call.func.id
+        if isinstance(call.func, ast.Name)
+        else call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else ""
+    )
+
+
+def _assigned(function: ast.AST) -> dict[str, ast.expr]:
+    """Local names of a function that are given one expression each."""
+    return {
+        node.targets[0].id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def _of_call(call: ast.Call, local: dict[str, ast.expr]) -> Iterator[tuple[str, str, str, str]]:
+    name = _name(call)
+    keywords = {one.arg: one.value for one in call.keywords}
+    texts = [_text(local.get(argument.id) if isinstance(argument, ast.Name) else argument) for argument in call.args]
+    for at, argument in enumerate(call.args):
+        codes = [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else [argument]
+        for node in codes:
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            code = (
+                f"{_FINDING[name]}.{node.value}"
+                if name in _FINDING and re.fullmatch(r"[a-z_]+", node.value)
+                else node.value
+            )
+            family = _DERIVED.get(name, name if name in _FAMILIES else "")
+            if (
+                _DOTTED.fullmatch(code)
+                and not NOT_CODES.fullmatch(code)
+                or (family and at == 0 and _HTTP.fullmatch(code))
+            ):
+                after = texts[at + 1 : at + 3]
+                given = keywords.get("next_step") or keywords.get("notes")
+                given = local.get(given.id) if isinstance(given, ast.Name) else given
+                step = _text(given) or (after[1] if name == "Blocked" and len(after) > 1 else "")
+                yield code, family, _text(keywords.get("message")) or (after[0] if after else ""), step
+
+
+def _of_tuple(node: ast.Tuple) -> Iterator[tuple[str, str, str, str]]:
+    texts = [_text(part) for part in node.elts]
+    if len(texts) > 1 and _DOTTED.fullmatch(texts[0]) and " " in texts[1] and not NOT_CODES.fullmatch(texts[0]):
+        yield texts[0], "", texts[1], texts[2] if len(texts) > 2 else ""
+
+
+def _found() -> Iterator[tuple[str, str, str, str]]:
+    for _path, module in _sources():
+        seen: set[int] = set()
+        functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for scope in (*reversed(functions), module):
+            local = {} if scope is module else _assigned(scope)
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call) and id(node) not in seen:
+                    seen.add(id(node))
+                    yield from _of_call(node, local)
+        for node in ast.walk(module):
+            if isinstance(node, ast.Tuple):
+                yield from _of_tuple(node)
+
+
+def error_codes() -> dict[str, ErrorCode]:
+    """Code → what is known of it, sorted. Of several raisers the first that says most is shown."""
+    known: dict[str, ErrorCode] = {}
+    for code, family, sentence, step in [*_found(), *((code, "", text, "") for code, text in SENTENCES.items())]:
+        if "." not in code:
+            continue
+        fallback = _BY_PREFIX.get(code.partition(".")[0], "SbctlError")
+        before = known.get(code, ErrorCode(code, "", "", ""))
+        known[code] = ErrorCode(
+            code, before.family or family, SENTENCES.get(code) or before.sentence or sentence, before.next_step or step
+        )
+        if not known[code].family and fallback:
+            known[code] = ErrorCode(code, family or "", known[code].sentence, known[code].next_step)
+    return {
+        code: ErrorCode(
+            code, one.family or _BY_PREFIX.get(code.partition(".")[0], "SbctlError"), one.sentence, one.next_step
+        )
+        for code, one in sorted(known.items())
+    }
+
+
+def http_codes() -> dict[str, tuple[int, str]]:
+    """Reason codes of the runtime's HTTP answers → status and sentence."""
+    known: dict[str, tuple[int, str]] = {code: (status, "") for code, status in HTTP_STATUS.by_code.items()}
+    for code, family, sentence, _step in _found():
+        if "." not in code and family:
+            known[code] = (HTTP_STATUS.status(code), known.get(code, (0, ""))[1] or sentence)
+    return {code: (status, HTTP_SENTENCES.get(code) or text) for code, (status, text) in sorted(known.items())}
+
+
+def dotted_strings() -> dict[str, str]:
+    """Every text of the source that looks like a code → the file it stands in."""
+    return {
+        node.value: path.relative_to(ROOT).as_posix()
+        for path, module in _sources()
+        if path.name != "blast_radius.py"
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _DOTTED.fullmatch(node.value)
+        and not NOT_CODES.fullmatch(node.value)
+    }
