@@ -20,7 +20,7 @@ Digest = Annotated[str, Field(pattern=f"^{DIGEST_RE.pattern}$", min_length=64, m
 class ArtifactFile(BaseModel):
     """One file: a safe relative path, its length in bytes, its SHA-256."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     path: str = Field(min_length=1, max_length=512)
     sha256: Digest
@@ -34,7 +34,7 @@ class ArtifactFacts(BaseModel):
     `catalog_digest` is SBproxy's artifact digest (it contains the catalog revision): provenance, never compared.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     artifact: Digest
     format: Literal["gguf", "safetensors", "pickle"]

@@ -67,7 +67,7 @@ class Method(StrEnum):
 
 
 class _Params(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class HostMark(_Params):

@@ -36,7 +36,7 @@ _Id = Annotated[str, StringConstraints(pattern=f"^{ID_RE.pattern}$", max_length=
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class EnginePolicy(_Part):

@@ -25,14 +25,14 @@ _MAX_SIGNATURES: Final = 8
 
 
 class _Signature(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     keyid: str = Field(default="", max_length=256)
     sig: str = Field(max_length=128)
 
 
 class _Envelope(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     payload: str
     payloadType: str = Field(max_length=256)  # noqa: N815 - the protocol's name
