@@ -49,7 +49,7 @@ def _locked(paths: StatePaths) -> LockedError:
         "state.locked",
         sentence,
         place=str(paths.lock),
-        next_step="wait until it ends, or let this command wait: --lock-timeout 10m",
+        next_step="wait until it ends, or let this command wait: --lock-timeout 600",
         retryable=True,
         detail=detail,
     )
