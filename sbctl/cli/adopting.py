@@ -5,10 +5,11 @@ from __future__ import annotations
 from providers.registry import PROVIDERS
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import Address
+from sbctl.cli.fleet_setup import held_state
 from sbctl.cli.planning import PlanRequest, planned
 from sbctl.cli.workspace import Workspace
 from sbctl.plan.model import Recorded
-from sbctl.state.operator import lock_info, run_info
+from sbctl.state.operator import run_info
 
 __all__ = ["adopt"]
 
@@ -18,8 +19,7 @@ def adopt(workspace: Workspace, address: Address, *, lock_timeout_s: float) -> N
 
     Raises InputError `import.unknown` when sb.yml does not name it, RefusedError `import.differs` when the host shows something else.
     """
-    with workspace.store.lock(lock_info("sbctl state import", workspace.environ, workspace.clock), lock_timeout_s):
-        workspace.forget()
+    with held_state(workspace, "sbctl state import", lock_timeout_s):
         workspace.require_state()
         with planned(workspace, PlanRequest()) as found:
             desired = next((one for one in found.inputs.desired if one.address == address), None)

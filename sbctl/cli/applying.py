@@ -15,7 +15,7 @@ from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
-from sbctl.cli.fleet_setup import ensure_signer, ensure_state
+from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned
 from sbctl.cli.services import OperatorServices
 from sbctl.cli.signing import Signer
@@ -27,7 +27,7 @@ from sbctl.plan.saved_plan import PLAN_PAYLOAD_TYPE, SavedPlan, check_saved, rea
 from sbctl.plan.selection import effective_desired
 from sbctl.provider import NodeSession
 from sbctl.remote.session import open_session
-from sbctl.state.operator import lock_info, run_info
+from sbctl.state.operator import run_info
 from sbctl.trust.envelope import open_envelope
 
 __all__ = ["ApplyRequest", "apply", "open_saved_plan"]
@@ -78,27 +78,26 @@ def apply(
     if request.plan.mode == "apply" and not workspace.store.exists():
         # A first apply of a file that is wrong leaves not even a lock behind.
         _ = workspace.config
-    with workspace.store.lock(
-        lock_info(f"sbctl {request.command}", workspace.environ, workspace.clock), request.lock_timeout_s
+    with (
+        held_state(workspace, f"sbctl {request.command}", request.lock_timeout_s),
+        planned(workspace, request.plan) as found,
     ):
-        workspace.forget()
-        with planned(workspace, request.plan) as found:
-            if request.saved is not None:
-                _check_saved(workspace, request.saved, found)
-            show(found.plan)
-            for refusal in refusals(found.plan, request.limits):
-                raise refusal.error()
-            if not found.plan.actionable:
-                return found.plan, None
-            if not request.assume_yes and not confirm(found.plan):
-                raise RefusedError(
-                    "apply.not_confirmed",
-                    "nobody said yes, so nothing was changed",
-                    next_step="run it on a terminal and answer yes, or pass --yes",
-                )
-            signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
-            final = found if workspace.state is not None else _on_new_state(workspace, found)
-            return final.plan, _carry_out(workspace, request, final, signer, sink)
+        if request.saved is not None:
+            _check_saved(workspace, request.saved, found)
+        show(found.plan)
+        for refusal in refusals(found.plan, request.limits):
+            raise refusal.error()
+        if not found.plan.actionable:
+            return found.plan, None
+        if not request.assume_yes and not confirm(found.plan):
+            raise RefusedError(
+                "apply.not_confirmed",
+                "nobody said yes, so nothing was changed",
+                next_step="run it on a terminal and answer yes, or pass --yes",
+            )
+        signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
+        final = found if workspace.state is not None else _on_new_state(workspace, found)
+        return final.plan, _carry_out(workspace, request, final, signer, sink)
 
 
 def _check_saved(workspace: Workspace, saved: SavedPlan, found: Planned) -> None:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
-from sbctl.base.errors import RefusedError
+from sbctl.base.errors import LockedError, RefusedError
 from sbctl.cli.signing import KEY_NOT_MADE_YET, Signer, default_key_path, make_key, require_member
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
+from sbctl.state.operator import lock_info
 from sbctl.views.console import ask_yes, note
 
-__all__ = ["ensure_signer", "ensure_state", "interactive", "require_yes"]
+__all__ = ["ensure_signer", "ensure_state", "held_state", "interactive", "require_yes"]
 
 
 def interactive() -> bool:
     """Whether a question can be asked and answered."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def held_state(workspace: Workspace, command: str, timeout_s: float) -> Iterator[None]:
+    """Be the only writer of the state; says so before it waits. Raises LockedError `state.locked` after `timeout_s` seconds."""
+    info = lock_info(command, workspace.environ, workspace.clock)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(workspace.store.lock(info, 0.0))
+        except LockedError as error:
+            if timeout_s <= 0:
+                raise
+            note(f"{error.message}; waiting up to {timeout_s:g} s")
+            stack.enter_context(workspace.store.lock(info, timeout_s))
+        workspace.forget()
+        yield
 
 
 def ensure_signer(workspace: Workspace, config: CompiledConfig | None, *, assume_yes: bool) -> Signer:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from sbctl.base.errors import InputError
 from sbctl.base.fs import write_atomic
-from sbctl.cli.fleet_setup import ensure_signer, ensure_state
+from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
 from sbctl.cli.planning import PlanRequest, planned
 from sbctl.cli.workspace import Workspace
 from sbctl.plan.model import Plan
 from sbctl.plan.saved_plan import PLAN_PAYLOAD_TYPE, saved_payload
-from sbctl.state.operator import lock_info
 
 __all__ = ["save_plan"]
 
@@ -23,7 +22,7 @@ def save_plan(workspace: Workspace, request: PlanRequest, out: Path, *, assume_y
     """
     signer = ensure_signer(workspace, workspace.config, assume_yes=assume_yes)
     if workspace.state is None:
-        with workspace.store.lock(lock_info("sbctl plan --out", workspace.environ, workspace.clock), 0.0):
+        with held_state(workspace, "sbctl plan --out", 0.0):
             ensure_state(workspace, workspace.config.fleet_name)
     with planned(workspace, request) as found:
         if found.plan.unreachable and not request.allow_unreachable:

@@ -48,9 +48,10 @@ def add(
 ) -> int:
     """List another signer; the next apply takes the set to every host. With --generate: make a key here, to be listed by others."""
     from sbctl.base.ids import is_id
+    from sbctl.cli.fleet_setup import held_state
     from sbctl.cli.signing import default_key_path, require_member
     from sbctl.cli.workspace import Workspace
-    from sbctl.state.operator import lock_info, run_info
+    from sbctl.state.operator import run_info
     from sbctl.trust.keys import SigningKey, parse_public_key, save_key_file
     from sbctl.views.console import note, print_plain
 
@@ -68,8 +69,7 @@ def add(
         return ExitCode.DONE
     text = parse_public_key(str(public_key)).text
     workspace = Workspace(file)
-    with workspace.store.lock(lock_info("sbctl key add", workspace.environ, workspace.clock), lock_timeout):
-        workspace.forget()
+    with held_state(workspace, "sbctl key add", lock_timeout):
         state = workspace.require_state()
         if workspace.file.exists() and workspace.loaded.signers is not None:
             note("sb.yml lists the signers; add this line there:")

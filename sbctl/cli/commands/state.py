@@ -96,8 +96,9 @@ def push(
 
     from sbctl.base.fs import read_bounded
     from sbctl.base.limits import STATE_DOCUMENT_MAX_BYTES
+    from sbctl.cli.fleet_setup import held_state
     from sbctl.cli.workspace import Workspace
-    from sbctl.state.operator import lock_info, run_info
+    from sbctl.state.operator import run_info
     from sbctl.views.console import note
 
     workspace = Workspace(file)
@@ -105,7 +106,7 @@ def push(
         data = sys.stdin.buffer.read(STATE_DOCUMENT_MAX_BYTES + 1)
     else:
         data = read_bounded(document, max_bytes=STATE_DOCUMENT_MAX_BYTES)
-    with workspace.store.lock(lock_info("sbctl state push", workspace.environ, workspace.clock), lock_timeout):
+    with held_state(workspace, "sbctl state push", lock_timeout):
         serial = workspace.store.import_document(
             data, force=force, info=run_info("state push", workspace.environ, workspace.directory)
         )
@@ -122,14 +123,14 @@ def remove(
 ) -> int:
     """Forget a resource without touching its host; the next plan adopts or removes nothing of it."""
     from sbctl.base.ids import Address
-    from sbctl.cli.fleet_setup import require_yes
+    from sbctl.cli.fleet_setup import held_state, require_yes
     from sbctl.cli.workspace import Workspace
-    from sbctl.state.operator import lock_info, run_info
+    from sbctl.state.operator import run_info
     from sbctl.views.console import note
 
     workspace = Workspace(file)
     target = Address.parse(address)
-    with workspace.store.lock(lock_info("sbctl state rm", workspace.environ, workspace.clock), lock_timeout):
+    with held_state(workspace, "sbctl state rm", lock_timeout):
         workspace.require_state()
         require_yes(f"Forget {target}? What is on the host stays there. (yes/no) ", assume_yes=yes)
         workspace.store.remove(target, run_info("state rm", workspace.environ, workspace.directory))

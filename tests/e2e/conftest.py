@@ -1,0 +1,47 @@
+"""Fleets for the end-to-end tests.
+
+`world`: a machine with nothing on it. `served`: one that is applied once for the whole session; whoever takes it leaves it as it was.
+`changing`: the same, for tests that change it: it is brought back afterwards by an ordinary apply.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulators.operator_world import OperatorWorld, new_world
+
+
+@pytest.fixture
+def world() -> Iterator[OperatorWorld]:
+    with new_world() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def _session_world() -> Iterator[OperatorWorld]:
+    with new_world() as made:
+        made.sbctl("apply", "--yes", expect=0)
+        yield made
+
+
+@pytest.fixture
+def served(_session_world: OperatorWorld) -> OperatorWorld:
+    _session_world.config = copy.deepcopy(_session_world.base)
+    _session_world.env = {}
+    _session_world.save()
+    return _session_world
+
+
+@pytest.fixture
+def changing(served: OperatorWorld) -> Iterator[OperatorWorld]:
+    served.settled = False
+    yield served
+    if served.settled and served.config == served.base:
+        return
+    served.config = copy.deepcopy(served.base)
+    served.env = {}
+    served.behaves()
+    served.sbctl("apply", "--yes", expect=0)
