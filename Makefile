@@ -12,12 +12,12 @@ UV := $(BIN)/uv
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.control: requirements/control.txt pyproject.toml
+$(VENV)/.control: requirements/control.txt requirements/build.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sbctl needs Python 3.11 or newer (set PYTHON=)"; exit 1; }
 	@test -x $(BIN)/python || { echo "setting up $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@test -x $(UV) || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r <(awk '/^uv==/{p=1} p{print} p && !/\\$$/{exit}' requirements/control.txt)
 	@$(UV) pip install --quiet --require-hashes -r requirements/control.txt
-	@$(UV) pip install --quiet hatchling
+	@$(UV) pip install --quiet --require-hashes -r requirements/build.txt
 	@$(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -63,7 +63,8 @@ LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-ha
 lock: $(VENV)/.control ## lock dependencies again: hashed, without index addresses
 	@$(LOCK) pyproject.toml --output-file requirements/control.txt
 	@$(LOCK) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
-	@$(LOCK) requirements/runtime.in --output-file requirements/runtime.txt
+	@$(LOCK) requirements/build.in --output-file requirements/build.txt
+	@$(LOCK) requirements/runtime.in --constraint requirements/control.txt --output-file requirements/runtime.txt
 
 clean: ## remove the virtualenv and caches of this checkout
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
