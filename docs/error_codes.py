@@ -154,10 +154,8 @@ def _of_call(call: ast.Call, local: dict[str, ast.expr]) -> Iterator[tuple[str, 
                 else node.value
             )
             family = _DERIVED.get(name, name if name in _FAMILIES else "")
-            if (
-                _DOTTED.fullmatch(code)
-                and not NOT_CODES.fullmatch(code)
-                or (family and at == 0 and _HTTP.fullmatch(code))
+            if (_DOTTED.fullmatch(code) and not NOT_CODES.fullmatch(code)) or (
+                family and at == 0 and _HTTP.fullmatch(code)
             ):
                 after = texts[at + 1 : at + 3]
                 given = keywords.get("next_step") or keywords.get("notes")

@@ -100,7 +100,7 @@ def _default(parameter: Any) -> str:
     if isinstance(shown, str):
         return f"`{shown}`"
     value = parameter.default
-    if value is None or value is False or value == () or value == []:
+    if value is None or value is False or value in ((), []):
         return ""
     if value is True:
         return f"`{parameter.opts[0]}`"
