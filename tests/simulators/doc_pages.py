@@ -93,7 +93,7 @@ def sbctl_lines(page: Path) -> Iterator[tuple[int, list[str]]]:
     for block in blocks_of(page):
         if block.language == "console":
             for command in block.commands():
-                for part in re.split(r"\s(?:&&|;|\|)\s", command.line.replace("\\\n", " ")):
+                for part in re.split(r"\s(?:&&|;|\||>+)\s", command.line.replace("\\\n", " ")):
                     words = shlex.split(part, comments=True)
                     words = words[next((at for at, word in enumerate(words) if "=" not in word), len(words)) :]
                     if words[:1] == ["sbctl"]:
