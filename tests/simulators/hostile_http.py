@@ -1,8 +1,8 @@
 """An HTTP server on loopback that does what servers do at their worst: cuts, stalls, lies about length and range, redirects anywhere.
 
-    async with HostileServer() as server:
-        server.serve("/weights", data, etag='"a"', cuts=[1000])
-        server.reply("/moved", Reply(302, {"Location": "https://elsewhere.example/"}))
+async with HostileServer() as server:
+    server.serve("/weights", data, etag='"a"', cuts=[1000])
+    server.reply("/moved", Reply(302, {"Location": "https://elsewhere.example/"}))
 """
 
 from __future__ import annotations
