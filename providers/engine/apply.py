@@ -11,8 +11,8 @@ from providers.runtime_wheels import choose_python, put_files
 from sbctl.base.errors import RefusedError
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Desired
-from sbctl.engines.pins import wheel_pin
-from sbctl.node.messages import EngineInstall, EngineRemove, Method, WheelFile
+from sbctl.engines.pins import LibraryPin, library_pins, wheel_pin
+from sbctl.node.messages import EngineInstall, EngineRemove, LibraryFile, Method, WheelFile
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext
@@ -43,17 +43,22 @@ def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
     params = step.params
     snapshot = context.node.snapshot(SNAPSHOT_DEADLINE_S)
     wheel = _wheel(params, snapshot)
+    libraries = tuple(_library(pin) for pin in library_pins(snapshot.host.arch))
     if params["delivery"] == "push":
-        path = context.services.engine_wheel(
-            params["project"], params["version"], wheel.filename, wheel.sha256, context.progress
-        )
-        put_files(context, {wheel.sha256: path}, deadline_s=step.deadline_s)
+        wanted = [(params["project"], params["version"], wheel)]
+        wanted += [(library.project, library.version, library.wheel) for library in libraries]
+        files = {
+            file.sha256: context.services.engine_wheel(project, version, file.filename, file.sha256, context.progress)
+            for project, version, file in wanted
+        }
+        put_files(context, files, deadline_s=step.deadline_s)
     request = EngineInstall(
         engine=params["engine"],
         launch="wheel",
         project=params["project"],
         version=params["version"],
         wheel=wheel,
+        libraries=libraries,
         python=choose_python(snapshot.host, params["python"]).path,
         delivery=params["delivery"],
     )
@@ -61,6 +66,17 @@ def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
         step.method, request.model_dump(mode="json"), secrets={}, deadline_s=step.deadline_s, progress=context.progress
     )
     return {"digests": {**_known_digests(context), params["version"]: answer.get("digest")}}
+
+
+def _library(pin: LibraryPin) -> LibraryFile:
+    return LibraryFile(
+        name=pin.name,
+        project=pin.project,
+        version=pin.version,
+        wheel=WheelFile(filename=pin.filename, sha256=pin.sha256),
+        member=pin.member,
+        sha256=pin.member_sha256,
+    )
 
 
 def _known_digests(context: PerformContext) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ from sbctl.engines.pins import wheel_versions
 
 __all__ = [
     "LAUNCHER_NAME",
+    "LIBRARIES_NAME",
     "RECORD_NAME",
     "EngineRecord",
     "find_engine",
@@ -38,6 +39,8 @@ __all__ = [
 
 LAUNCHER_NAME: Final = "llama_wheel_launcher.py"
 RECORD_NAME: Final = "engine.json"
+LIBRARIES_NAME: Final = "shared"
+"""Libraries that the host lacks; the loader looks there first."""
 
 _PROBE_DEADLINE_S: Final = 10.0
 _VERSION_MAX_BYTES: Final = 64 * 1024
@@ -86,7 +89,10 @@ def wheel_build(engines: Path, record: EngineRecord) -> EngineBuild:
     """How an installed wheel is started: isolated from its user's environment, leaving no bytecode behind."""
     home = engines / "llama_cpp" / record.version
     argv = (str(home / "bin" / "python"), "-I", "-B", str(home / LAUNCHER_NAME))
-    return EngineBuild("llama_cpp", "wheel", record.version, argv, home)
+    libraries = home / LIBRARIES_NAME
+    return EngineBuild(
+        "llama_cpp", "wheel", record.version, argv, home, libraries=libraries if libraries.is_dir() else None
+    )
 
 
 def find_llama_server(search_path: str) -> Path | None:

@@ -110,12 +110,17 @@ def launch_spec(
     ]
     return LaunchSpec(
         argv=(*build.argv_prefix, *_render(listed, build.known_flags, build)),
-        env=engine_environment(environ, library_path=build.launch == "binary"),
+        env=_environment(build, environ),
         address=address,
         probe_path=PROBE_PATH,
         slots=slots,
         context_length=context_length,
     )
+
+
+def _environment(build: EngineBuild, environ: Mapping[str, str]) -> dict[str, str]:
+    env = engine_environment(environ, library_path=build.launch == "binary")
+    return env if build.libraries is None else {**env, "LD_LIBRARY_PATH": str(build.libraries)}
 
 
 def _value(extra: Mapping[str, ExtraFlag], flag: str, otherwise: int) -> str:

@@ -47,7 +47,8 @@ class EngineBuild:
     """One installed engine program.
 
     `argv_prefix` starts it and takes the engine's flags behind it. `known_flags` are the long flags its help names; None means the
-    newest table holds. `ours` is False for a program found on PATH or named by the user.
+    newest table holds. `ours` is False for a program found on PATH or named by the user. `libraries` is a directory of shared libraries that
+    came with the engine because the host lacks them.
     """
 
     engine: Literal["llama_cpp"]
@@ -57,6 +58,7 @@ class EngineBuild:
     path: Path
     known_flags: frozenset[str] | None = None
     ours: bool = True
+    libraries: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

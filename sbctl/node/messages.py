@@ -34,6 +34,7 @@ __all__ = [
     "EngineRemove",
     "HostMark",
     "HostUnmark",
+    "LibraryFile",
     "Method",
     "RuntimeActivate",
     "RuntimeConfig",
@@ -146,14 +147,29 @@ class RuntimeRemove(_Params):
     lineage: str
 
 
+class LibraryFile(_Params):
+    """A shared library for hosts that lack it: `member` of a wheel, installed as `name`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._+-]{1,100}$")
+    project: str
+    version: str
+    wheel: WheelFile
+    member: str = Field(max_length=256)
+    sha256: str = Field(pattern=_DIGEST)
+
+
 class EngineInstall(_Params):
-    """Install an engine of our own. `wheel` was put by digest, or is fetched from the package index when `pull`. → {"path", "version", "digest"}"""
+    """Install an engine of our own. `wheel` was put by digest, or is fetched from the package index when `pull`. → {"path", "version", "digest"}
+
+    `libraries` are used only where the engine cannot be loaded without them.
+    """
 
     engine: Literal["llama_cpp"]
     launch: Literal["wheel"]
     project: str
     version: str
     wheel: WheelFile
+    libraries: tuple[LibraryFile, ...] = ()
     python: str
     delivery: Literal["pull", "push"]
 

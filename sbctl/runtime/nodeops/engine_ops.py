@@ -10,20 +10,22 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from sbctl.artifacts.archive import read_member
 from sbctl.artifacts.download import fetch_file
 from sbctl.artifacts.fetch_policy import FetchSettings
 from sbctl.artifacts.fetcher import Fetcher
+from sbctl.artifacts.model import Delivery
 from sbctl.artifacts.partial import require_space
 from sbctl.artifacts.pypi import resolve
 from sbctl.base import fs
 from sbctl.base.digests import sha256_bytes, sha256_file
-from sbctl.base.errors import EngineError, HostError, RefusedError
+from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedError
 from sbctl.base.limits import MIB
 from sbctl.engines import llama_wheel_launcher
-from sbctl.engines.detect import LAUNCHER_NAME, RECORD_NAME, EngineRecord, installed_wheels
-from sbctl.node.messages import EngineInstall, EngineRemove
+from sbctl.engines.detect import LAUNCHER_NAME, LIBRARIES_NAME, RECORD_NAME, EngineRecord, installed_wheels
+from sbctl.node.messages import EngineInstall, EngineRemove, WheelFile
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.programs import run_program
 
@@ -33,6 +35,7 @@ _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
 _UV_DEADLINE_S: Final = 300.0
 _SMOKE_DEADLINE_S: Final = 60.0
 _STALE_S: Final = 3600.0
+_LIBRARY_MAX_BYTES: Final = 16 * MIB
 _UNPACKED_FACTOR: Final = 4
 """A wheel's installation takes less than this times its size."""
 
@@ -69,13 +72,16 @@ def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any
     staged = fs.temporary_path(home.parent)
     fs.ensure_directory(staged, mode=0o755)
     try:
-        wheel = _wheel(context, params, staged)
+        wheel = _wheel(context, _Origin(params.project, params.version, params.delivery), params.wheel, staged)
         require_space(home.parent, _UNPACKED_FACTOR * wheel.stat().st_size)
         context.cancellation.check()
         context.report(0, None, f"installing {params.project} {params.version}")
         environment = _build(params, wheel, staged)
         fs.write_atomic(environment / LAUNCHER_NAME, launcher, mode=0o644)
         failure = _smoke(environment)
+        if failure is not None and params.libraries:
+            _add_libraries(context, params, environment, staged, failure)
+            failure = _smoke(environment)
         if failure is not None:
             raise EngineError(
                 "engine.install_failed", f"the installed engine does not start: {failure}", place=str(home),
@@ -90,36 +96,58 @@ def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any
     return answer
 
 
-def _wheel(context: NodeContext, params: EngineInstall, staged: Path) -> Path:
-    """The wheel under its own name in `staged`: from what was put, or from the package index."""
-    target = staged / params.wheel.filename
-    blob = context.paths.blobs / params.wheel.sha256
-    if params.delivery == "pull":
-        run_cancellable(context, _fetch(context, params, target))
+class _Origin(NamedTuple):
+    """Which release a wheel belongs to, and who brings it."""
+
+    project: str
+    version: str
+    delivery: Delivery
+
+
+def _wheel(context: NodeContext, origin: _Origin, wheel: WheelFile, staged: Path) -> Path:
+    """A wheel under its own name in `staged`: from what was put, or from the package index."""
+    target = staged / wheel.filename
+    blob = context.paths.blobs / wheel.sha256
+    if origin.delivery == "pull":
+        run_cancellable(context, _fetch(context, origin, wheel, target))
         return target
     if not blob.is_file():
-        raise HostError(
-            "put.missing", f"{params.wheel.filename} was not sent to this host", place=str(blob), retryable=True
-        )
-    if sha256_file(blob) != params.wheel.sha256:
+        raise HostError("put.missing", f"{wheel.filename} was not sent to this host", place=str(blob), retryable=True)
+    if sha256_file(blob) != wheel.sha256:
         raise HostError("put.digest_mismatch", "the wheel has other bytes than its name says", place=str(blob))
     fs.link_or_copy(blob, target)
     return target
 
 
-async def _fetch(context: NodeContext, params: EngineInstall, target: Path) -> None:
+async def _fetch(context: NodeContext, origin: _Origin, wheel: WheelFile, target: Path) -> None:
     async with Fetcher(FetchSettings.from_environ(context.environ)) as fetcher:
         file = await resolve(
-            params.project, params.version, fetcher=fetcher, filename=params.wheel.filename, content_is_pinned=True
+            origin.project, origin.version, fetcher=fetcher, filename=wheel.filename, content_is_pinned=True
         )
         await fetch_file(
             [file.url],
             target,
-            sha256=params.wheel.sha256,
+            sha256=wheel.sha256,
             size_bytes=file.size_bytes,
-            progress=lambda done, total: context.report(done, total, params.wheel.filename),
+            progress=lambda done, total: context.report(done, total, wheel.filename),
             fetcher=fetcher,
         )
+
+
+def _add_libraries(context: NodeContext, params: EngineInstall, environment: Path, staged: Path, failure: str) -> None:
+    """Put the libraries beside the engine whose names the loader missed. Raises ArtifactError when a wheel does not hold what was pinned."""
+    for library in params.libraries:
+        if library.name not in failure:
+            continue
+        wheel = _wheel(context, _Origin(library.project, library.version, params.delivery), library.wheel, staged)
+        fs.ensure_directory(environment / LIBRARIES_NAME, mode=0o755)
+        target = environment / LIBRARIES_NAME / library.name
+        content = b"".join(read_member(wheel, library.member, max_bytes=_LIBRARY_MAX_BYTES))
+        if sha256_bytes(content) != library.sha256:
+            raise ArtifactError(
+                "artifact.digest_mismatch", f"{library.member} has other bytes than were pinned", place=wheel.name
+            )
+        fs.write_atomic(target, content, mode=0o755)
 
 
 def _build(params: EngineInstall, wheel: Path, staged: Path) -> Path:
@@ -151,8 +179,10 @@ def _uv(argv: tuple[str, ...], staged: Path) -> None:
 def _smoke(environment: Path) -> str | None:
     """Why the engine cannot start here; None when its library loads."""
     argv = (str(environment / "bin" / "python"), "-I", "-B", "-c", "import xllamacpp; xllamacpp.CommonParams()")
+    libraries = environment / LIBRARIES_NAME
+    environ = {"LD_LIBRARY_PATH": str(libraries)} if libraries.is_dir() else {}
     try:
-        done = run_program(argv, deadline_s=_SMOKE_DEADLINE_S)
+        done = run_program(argv, deadline_s=_SMOKE_DEADLINE_S, environ=environ)
     except HostError as error:
         return error.message
     return None if done.returncode == 0 else done.tail(2) or f"status {done.returncode}"
@@ -160,7 +190,8 @@ def _smoke(environment: Path) -> str | None:
 
 def _forget_blob(context: NodeContext, params: EngineInstall) -> None:
     if context.paths.blobs.is_dir():
-        fs.remove_file(context.paths.blobs / params.wheel.sha256)
+        for wheel in (params.wheel, *(library.wheel for library in params.libraries)):
+            fs.remove_file(context.paths.blobs / wheel.sha256)
 
 
 def remove_engine(context: NodeContext, params: EngineRemove) -> dict[str, Any]:

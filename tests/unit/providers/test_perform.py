@@ -20,7 +20,7 @@ from sbctl.base.errors import HostError, InterruptedBySignal, RefusedError, Sbct
 from sbctl.base.ids import Address
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Desired, Recorded
-from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_pin
+from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, library_pins, wheel_pin
 from sbctl.node.snapshot import BundleState, EngineState, HostFacts, NodeSnapshot, PythonFact, RuntimeState
 from sbctl.plan.model import Change, Step
 from sbctl.provider import PerformContext, Progress
@@ -274,7 +274,7 @@ def test_a_wheel_that_was_unknown_is_chosen_for_the_host(bench: Bench) -> None:
 def test_a_pushed_wheel_is_sent_before_it_is_installed(bench: Bench) -> None:
     wheel = {"filename": PIN.filename, "sha256": PIN.sha256}
     bench.perform("engine", "engine.install", install_params(delivery="push", wheel=wheel))
-    assert bench.node.sent == [PIN.sha256]
+    assert bench.node.sent == [PIN.sha256, *(library.sha256 for library in library_pins("x86_64"))]
     assert bench.node.calls[0][1]["delivery"] == "push"
 
 
