@@ -29,7 +29,7 @@ from sbctl.node.messages import EngineInstall, EngineRemove, WheelFile
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.programs import run_program
 
-__all__ = ["install_engine", "remove_engine"]
+__all__ = ["add_libraries", "install_engine", "remove_engine"]
 
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
 _UV_DEADLINE_S: Final = 300.0
@@ -80,7 +80,7 @@ def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any
         fs.write_atomic(environment / LAUNCHER_NAME, launcher, mode=0o644)
         failure = _smoke(environment)
         if failure is not None and params.libraries:
-            _add_libraries(context, params, environment, staged, failure)
+            add_libraries(context, params, environment, staged, failure)
             failure = _smoke(environment)
         if failure is not None:
             raise EngineError(
@@ -134,7 +134,7 @@ async def _fetch(context: NodeContext, origin: _Origin, wheel: WheelFile, target
         )
 
 
-def _add_libraries(context: NodeContext, params: EngineInstall, environment: Path, staged: Path, failure: str) -> None:
+def add_libraries(context: NodeContext, params: EngineInstall, environment: Path, staged: Path, failure: str) -> None:
     """Put the libraries beside the engine whose names the loader missed. Raises ArtifactError when a wheel does not hold what was pinned."""
     for library in params.libraries:
         if library.name not in failure:
