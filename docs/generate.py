@@ -8,6 +8,7 @@ The configuration reference is written by `python -m sbctl.config.schema`.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from enum import Enum
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
 from error_codes import error_codes, http_codes  # noqa: E402
 from typer.main import get_command  # noqa: E402
@@ -170,6 +171,20 @@ def errors_page() -> str:
     return "\n".join(parts)
 
 
+def threats_page() -> str:
+    """docs/threats.md with its last column filled in where tests carry the id; what a person wrote there stays otherwise."""
+    from tests.simulators.doc_ids import ids_in_tests
+
+    tested = ids_in_tests()
+
+    def filled(match: re.Match[str]) -> str:
+        files = ", ".join(f"`{file}`" for file in sorted(tested.get(match["id"], ())))
+        return f"{match['head']} {files or match['tested']} |"
+
+    text = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
+    return re.sub(r"^(?P<head>\| (?P<id>[A-H]\d+) \|.*\|) (?P<tested>[^|]*) \|$", filled, text, flags=re.MULTILINE)
+
+
 def pages() -> dict[Path, str]:
     """Every generated page and what must stand in it."""
     reference = ROOT / "docs" / "reference"
@@ -184,7 +199,7 @@ def drifted() -> list[Path]:
 def main(arguments: list[str]) -> int:
     """`--write` writes the pages; without it, exit 1 names those that differ."""
     if arguments == ["--write"]:
-        for path, text in pages().items():
+        for path, text in {**pages(), ROOT / "docs" / "threats.md": threats_page()}.items():
             write_atomic(path, text.encode(), mode=0o644)
         return 0
     stale = drifted()

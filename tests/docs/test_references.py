@@ -1,0 +1,109 @@
+"""The reference pages say what the product does: generated ones are current, written ones name every field, route and event."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+
+from sbctl.apply import events
+from sbctl.base.errors import ExitCode
+from sbctl.plan.document import ChangeDocument, LeafDocument, PlanDocument, SummaryDocument
+from sbctl.plan.model import Action
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def _tool(name: str) -> ModuleType:
+    if str(ROOT / "docs") not in sys.path:
+        sys.path.insert(0, str(ROOT / "docs"))
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _page(name: str) -> str:
+    return (REFERENCE / name).read_text(encoding="utf-8")
+
+
+def test_generated_pages_are_current() -> None:
+    stale = _tool("generate").drifted()
+    assert not stale, f"{', '.join(path.name for path in stale)} differ from the source: run `make docs`"
+
+
+def test_every_error_code_of_the_source_is_listed_with_a_sentence() -> None:
+    tool = _tool("error_codes")
+    codes = tool.error_codes()
+    missing = {code: file for code, file in tool.dotted_strings().items() if code not in codes}
+    assert not missing, "codes without a row, or texts that NOT_CODES in docs/error_codes.py should name"
+    wordless = [code for code, one in codes.items() if not one.sentence]
+    wordless += [code for code, (_status, sentence) in tool.http_codes().items() if not sentence]
+    assert not wordless, "codes whose sentence docs/error_codes.py cannot find: add it to SENTENCES"
+
+
+def test_every_exit_code_has_a_row_in_both_tables() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for code in ExitCode:
+        assert re.search(rf"^\| {int(code)} \|", _page("exit-codes.md"), re.MULTILINE), f"{code!r} in exit-codes.md"
+        assert re.search(rf"^\| (?:\d+, )?{int(code)}(?:, \d+)? \|", readme, re.MULTILINE), f"{code!r} in README.md"
+
+
+def test_the_order_of_exit_codes_is_that_of_the_source() -> None:
+    from sbctl.base.errors import EXIT_PRECEDENCE
+
+    order = ", ".join(str(int(code)) for code in EXIT_PRECEDENCE)
+    assert order in " ".join(_page("exit-codes.md").split())
+    assert order in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("model", [PlanDocument, SummaryDocument, ChangeDocument, LeafDocument])
+def test_the_plan_page_names_every_field(model: type) -> None:
+    page = _page("plan.md")
+    assert [name for name in model.model_fields if f"`{name}`" not in page] == []  # type: ignore[attr-defined]
+
+
+def test_the_plan_page_names_every_action() -> None:
+    page = _page("plan.md")
+    assert [action for action in get_args(Action) if f"`{action}`" not in page] == []
+
+
+def test_the_event_page_names_every_event_and_field() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", _page("events.md"), re.MULTILINE))
+    kinds = {kind.type: {field.name for field in dataclasses.fields(kind)} for kind in get_args(events.Event)}
+    assert set(rows) == set(kinds)
+    for name, fields in kinds.items():
+        assert [field for field in sorted(fields) if f"`{field}`" not in rows[name]] == [], name
+
+
+def test_the_http_page_names_every_route() -> None:
+    page = _page("admin-api.md")
+    routes: list[str] = []
+    for module in ("admin.py", "data_plane.py"):
+        source = (ROOT / "sbctl" / "runtime" / module).read_text(encoding="utf-8")
+        found = re.findall(r"web\.(get|post|put|delete|patch)\((f?)\"([^\"]+)\"", source)
+        routes += [
+            f"{verb.upper()} {path.replace('{_PREFIX}', '/admin/model-host').replace('{{job}}', '{job}')}"
+            for verb, _f, path in found
+        ]
+    assert len(routes) > 10
+    assert [route for route in routes if f"`{route}`" not in page] == []
+
+
+def test_the_http_page_names_every_metric() -> None:
+    source = (ROOT / "sbctl" / "runtime" / "metrics.py").read_text(encoding="utf-8")
+    metrics = {f"sbproxy_model_host_{name}" for name in re.findall(r'_PREFIX \+ "(\w+)"', source)} | set(
+        re.findall(r'"((?:sbctl|sbproxy)_\w+[a-z])"', source)
+    )
+    page = _page("admin-api.md")
+    assert [name for name in sorted(metrics) if f"`{name}`" not in page] == []
