@@ -42,7 +42,7 @@ check: $(VENV)/.dev ## format, types, imports and unit tests, in under a minute
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo 2>&1 | tail -4
-	@$(BIN)/pytest -q -n 2 tests/unit tests/providers tests/properties tests/attacks
+	@$(BIN)/pytest -q -n 2 tests/unit tests/providers
 
 coverage: $(VENV)/.dev ## branch coverage of state, plan, apply, config and trust: at least 95 % each
 	@$(BIN)/python tests/coverage_gate.py
