@@ -68,7 +68,7 @@ def execute(
             serial=journal.serial,
             mode=plan.mode,
             hosts=tuple(sorted(plan.hosts.keys() | chains.keys())),
-            changes=len(plan.actionable),
+            changes=len(plan.counted),
             steps=sum(len(change.steps) for change in plan.actionable),
         )
     )
@@ -225,6 +225,7 @@ def _given_up_row(change: Change, cancel: Cancellation) -> ChangeResult:
         error,
         steps_total=len(change.steps),
         member_of=change.member_of,
+        carries_only=change.carries_only,
     )
 
 

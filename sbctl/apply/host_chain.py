@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sbctl.apply.events import ChangeDone, ChangeFailed, ChangeSkipped, HostFinished, HostStarted
 from sbctl.apply.journal import HardStopped, JournalFailedError, StepResult
-from sbctl.apply.outcome import CHANGE_STATUSES, ChangeResult, HostResult, host_status
+from sbctl.apply.outcome import ChangeResult, HostResult, host_status, status_counts
 from sbctl.apply.schedule import Unit
 from sbctl.apply.steps import RunContext, StepFailedError, StepRunner, internal_error
 from sbctl.apply.verify import attempt_of, degraded_replicas, recorded_of
@@ -83,11 +83,10 @@ class HostChain:
         rows = [
             result for unit in self._units for row in unit.rows if (result := board.result_of(row.address)) is not None
         ]
-        counts: dict[str, int] = dict.fromkeys(CHANGE_STATUSES, 0)
-        for row in rows:
-            counts[row.status] += 1
         error = board.host_errors.get(self.host)
-        return HostResult(self.host, host_status(rows, error), counts, error, board.degraded.get(self.host, ()))
+        return HostResult(
+            self.host, host_status(rows, error), status_counts(rows), error, board.degraded.get(self.host, ())
+        )
 
     def finish(self) -> None:
         """Tell that the host is done and close its session."""
@@ -227,7 +226,15 @@ class HostChain:
 
     def _settle(self, row: Change, status: Any, **details: Any) -> bool:
         details.setdefault("steps_total", len(row.steps))
-        result = ChangeResult(row.address, row.action, self.host, status, member_of=row.member_of, **details)
+        result = ChangeResult(
+            row.address,
+            row.action,
+            self.host,
+            status,
+            member_of=row.member_of,
+            carries_only=row.carries_only,
+            **details,
+        )
         return self._run.board.settle(result)
 
     def _settle_failed(self, unit: Unit, status: Any, error: SbctlError, step: Step | None, steps_done: int) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "RunStatus",
     "host_status",
     "next_step_of",
+    "status_counts",
 ]
 
 ChangeStatus = Literal["done", "failed", "unknown", "interrupted", "skipped", "not_started"]
@@ -84,6 +85,8 @@ class ChangeResult:
     steps_total: int = 0
     duration_s: float = 0.0
     member_of: Address | None = None
+    carries_only: bool = False
+    """A bundle that asked for nothing of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +121,8 @@ class ApplyResult:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Every status, also those with none."""
-        found = Counter(change.status for change in self.changes)
-        return {status: found[status] for status in CHANGE_STATUSES}
+        """Every status, also those with none; counted as the plan counts (`Plan.counted`)."""
+        return status_counts(self.changes)
 
     @property
     def degraded(self) -> Mapping[str, tuple[str, ...]]:
@@ -147,6 +149,14 @@ class ApplyResult:
             yield DegradedError.exit_code
         if self.unreachable and not self.allow_unreachable:
             yield UnreachableError.exit_code
+
+
+def status_counts(changes: Iterable[ChangeResult]) -> dict[str, int]:
+    """By status; a bundle that was sent only for its members is not counted beside them."""
+    rows = tuple(changes)
+    carrying = {row.member_of for row in rows}
+    found = Counter(row.status for row in rows if not (row.carries_only and row.address in carrying))
+    return {status: found[status] for status in CHANGE_STATUSES}
 
 
 def next_step_of(change: ChangeResult) -> str | None:

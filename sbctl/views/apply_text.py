@@ -77,7 +77,7 @@ def summary_sentence(outcome: ApplyResult) -> str:
     """`Apply: 5 done, 1 failed, 2 skipped in 12 s, serial 42.` or `Interrupted: 3 of 9 changes done, …`."""
     counts = outcome.counts
     if outcome.status == "interrupted":
-        rest = [f"{counts['done']} of {plural(len(outcome.changes), 'change')} done"]
+        rest = [f"{counts['done']} of {plural(sum(counts.values()), 'change')} done"]
         begun = counts["failed"] + counts["unknown"] + counts["interrupted"]
         rest += [f"{begun} begun but not done"] if begun else []
         rest.append(f"{counts['not_started'] + counts['skipped']} not started")
