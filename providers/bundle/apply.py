@@ -9,7 +9,7 @@ from typing import Any, Final
 from providers.bundle.spec import content_of, digest_of
 from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json
-from sbctl.base.errors import RefusedError, StalePlanError
+from sbctl.base.errors import HostError, RefusedError, StalePlanError
 from sbctl.base.limits import BUNDLE_MAX_BYTES, SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Desired
 from sbctl.node.messages import BundleApply, DeploymentAction, Method
@@ -28,7 +28,7 @@ def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
         case Method.BUNDLE_APPLY:
             return _apply(step, context)
         case Method.SNAPSHOT:
-            return _take_note(_desired(context), _held(context))
+            return _take_note(_desired(context), _held(context, expected=True))
         case Method.DEPLOYMENT_ACTION:
             action = DeploymentAction(deployment=step.params["deployment"], action=step.params["action"])
             _call(step, context, action.model_dump(mode="json"))
@@ -44,17 +44,27 @@ def _desired(context: PerformContext) -> Desired:
     return desired
 
 
-def _held(context: PerformContext) -> BundleState | None:
-    return context.node.snapshot(SNAPSHOT_DEADLINE_S).bundle
+def _held(context: PerformContext, *, expected: bool) -> BundleState | None:
+    """Raises HostError `runtime.not_healthy` where a bundle is expected of a runtime that cannot tell."""
+    snapshot = context.node.snapshot(SNAPSHOT_DEADLINE_S)
+    if expected and snapshot.bundle is None and not snapshot.runtime.healthy:
+        raise HostError(
+            "runtime.not_healthy",
+            "the runtime does not answer, so it cannot be said which bundle it holds",
+            place=context.change.host,
+            next_step="run the command again: it reads the host first and starts the runtime where it is down",
+            retryable=True,
+        )
+    return snapshot.bundle
 
 
 def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
     """The host is read once more: a runtime that was down when the plan was made may have come back with its bundle.
 
-    Raises StalePlanError `bundle.changed_since_plan`, RefusedError `bundle.too_large`, `bundle.revision_far_ahead`, and what the node refuses.
+    Raises HostError `runtime.not_healthy`, StalePlanError `bundle.changed_since_plan`, RefusedError `bundle.too_large`, `bundle.revision_far_ahead`, and what the node refuses.
     """
-    desired, held = _desired(context), _held(context)
-    planned = step.params["expected_revision"]
+    desired, planned = _desired(context), step.params["expected_revision"]
+    held = _held(context, expected=planned is not None)
     held_revision = None if held is None else held.revision
     if held is not None and held_revision != planned:
         if held.content_digest == digest_of(desired.spec) and held.key_epoch == desired.spec["key_epoch"]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sbctl.base.errors import LockedError
 from sbctl.base.fs import disk_error
 
-__all__ = ["FileLock", "held"]
+__all__ = ["FileLock", "exclusive", "held"]
+
+_POLL_S = 0.1
 
 
 class FileLock:
@@ -52,5 +56,30 @@ def held(path: Path, *, shared: bool = False) -> Iterator[bool]:
     got = lock.try_acquire(shared=shared)
     try:
         yield got
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, deadline_s: float, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock for the length of the block; another holder is waited for, with `check` called meanwhile.
+
+    Raises LockedError `host.locked` after `deadline_s` seconds, and what `check` raises.
+    """
+    lock = FileLock(path)
+    end_s = time.monotonic() + deadline_s
+    while not lock.try_acquire():
+        check()
+        if time.monotonic() >= end_s:
+            raise LockedError(
+                "host.locked",
+                "another command is at work on this host and does not end",
+                place=str(path),
+                next_step="wait for it, then run the command again",
+                retryable=True,
+            )
+        time.sleep(_POLL_S)
+    try:
+        yield
     finally:
         lock.release()

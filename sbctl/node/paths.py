@@ -38,6 +38,11 @@ class NodePaths:
         return self.staging / "blobs"
 
     @property
+    def install_lock(self) -> Path:
+        """Held by whoever installs programs here; what lies half-made while nobody holds it was left by a crash."""
+        return self.state / "install.lock"
+
+    @property
     def marker(self) -> Path:
         return self.etc / "marker.json"
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from sbctl.base import fs
 from sbctl.base.errors import HostError, LockedError, RefusedError, SbctlError
-from sbctl.base.flock import FileLock
+from sbctl.base.flock import FileLock, exclusive
 from sbctl.node.facts import FactsError, installed_versions, read_marker
 from sbctl.node.paths import NodePaths, node_paths
 
@@ -34,7 +34,7 @@ _UV_MAX_BYTES: Final = 256 * 1024 * 1024
 _WHEEL_NAME: Final = re.compile(r"([A-Za-z0-9._]+)-([A-Za-z0-9.+_!]+)-[A-Za-z0-9._-]+\.whl")
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 _RECORD: Final = "sbctl-install.json"
-_STALE_S: Final = 3600.0
+_INSTALL_DEADLINE_S: Final = 300.0
 _SMOKE_DEADLINE_S: Final = 60.0
 _OPERATOR_CACHE: Final = "operator"
 """The control side's own folder, which a user's node cache has beside its own."""
@@ -123,7 +123,16 @@ def blob_finish(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def install(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Create `<opt>/<version>` from uploaded wheels, offline, hashes required. One that stands whole and runs is left as it is."""
+    """Create `<opt>/<version>` from uploaded wheels, offline, hashes required. One that stands whole and runs is left as it is.
+
+    An installation whose operator went away is waited for, and what one that was killed has left is removed.
+    """
+    fs.ensure_directory(paths.state, mode=0o755)
+    with exclusive(paths.install_lock, deadline_s=float(params.get("deadline_s", _INSTALL_DEADLINE_S))):
+        return _install_alone(paths, params)
+
+
+def _install_alone(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any]:
     version, python = str(params["version"]), str(params["python"])
     if not _VERSION.fullmatch(version):
         raise HostError("runtime.install_failed", f'"{version[:64]}" is not a version')
@@ -133,7 +142,7 @@ def install(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any]:
         _forget_blobs(paths, params)
         return {"path": str(target), "installed": False}
     fs.ensure_directory(paths.opt, mode=0o755)
-    fs.sweep_temporaries(paths.opt, older_than_s=_STALE_S, now_s=time.time())
+    fs.sweep_temporaries(paths.opt, older_than_s=0.0, now_s=time.time())
     staged = paths.opt / f".sbctl-tmp-{secrets.token_hex(8)}"
     try:
         fs.ensure_directory(staged, mode=0o755)
@@ -270,7 +279,7 @@ def _build_environment(paths: NodePaths, params: Mapping[str, Any], staged: Path
     uv = _extract_uv(_present_blob(paths, params["uv"]), params["uv"]["sha256"], staged / "uv")
     environment = staged / "environment"
     common = ["--no-config", "--offline", "--quiet", "--cache-dir", str(staged / "cache"), "--no-python-downloads"]
-    deadline = time.monotonic() + float(params.get("deadline_s", 300.0))
+    deadline = time.monotonic() + float(params.get("deadline_s", _INSTALL_DEADLINE_S))
     _tool([str(uv), "venv", *common, "--relocatable", "--python", python, str(environment)], staged, deadline)
     exactly = ["--no-index", "--no-deps", "--require-hashes", "--compile-bytecode"]
     sources = ["--find-links", str(wheels), "--requirements", str(requirements)]

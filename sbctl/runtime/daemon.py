@@ -79,6 +79,7 @@ class Daemon:
         self._metrics.watch(self._reconciler)
         self._data = DataPlane(self._reconciler, self._metrics, bound_to_loopback=is_loopback(config.http_bind_address))
         self._listeners: list[Listener] = []
+        self._restored = False
         self._http_url = ""
         self._admin_url: str | None = None
 
@@ -86,7 +87,7 @@ class Daemon:
         """The document of GET /control/v1/status."""
         bundle = self._reconciler.bundle()
         return {
-            "healthy": bool(self._listeners) and all(listener.is_bound for listener in self._listeners),
+            "healthy": self._restored and all(listener.is_bound for listener in self._listeners),
             "pid": os.getpid(),
             "version": __version__,
             "config_sha256": self._settings.config_sha256,
@@ -111,6 +112,7 @@ class Daemon:
                 await self._reconciler.apply_content(self._settings.content, quiet)
             else:
                 await self._reconciler.restore()
+            self._restored = True
             self._notifier.ready(f"serving {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
             await self._wait(stop)

@@ -211,6 +211,28 @@ def _has_token_of(pid: int, engine: int) -> bool:
     return _token(pid) is not None and _token(pid) == _token(engine)
 
 
+def test_a_restarted_runtime_is_not_healthy_before_it_has_its_bundle_again(node: Path, operator: Operator) -> None:
+    bundle = operator.bundle(content({"q": member(weights(node), engine_program(node))}), 1)
+    with running(node) as runtime:
+        runtime.apply(bundle, None)
+        runtime.process.kill()
+        runtime.process.wait()
+    for _ in range(3):
+        runtime = RuntimeProcess(node)
+        try:
+            status: dict[str, Any] = {}
+            _until(lambda runtime=runtime: runtime.paths.control_socket.exists() or runtime.process.poll() is not None)
+            while not status.get("healthy"):
+                try:
+                    status = runtime.status()
+                except OSError:
+                    status = {}
+            assert status["bundle"]["revision"] == 1
+        finally:
+            runtime.process.kill()
+            runtime.process.wait()
+
+
 def test_an_explicit_stop_holds_across_a_restart_until_the_next_bundle(node: Path, operator: Operator) -> None:
     desired = content({"q": member(weights(node), engine_program(node))})
     with running(node) as runtime:

@@ -22,6 +22,7 @@ from sbctl.artifacts.pypi import resolve
 from sbctl.base import fs
 from sbctl.base.digests import sha256_bytes, sha256_file
 from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedError
+from sbctl.base.flock import exclusive
 from sbctl.base.limits import MIB
 from sbctl.engines import llama_wheel_launcher
 from sbctl.engines.detect import LAUNCHER_NAME, LIBRARIES_NAME, RECORD_NAME, EngineRecord, installed_wheels
@@ -34,7 +35,7 @@ __all__ = ["add_libraries", "install_engine", "remove_engine"]
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
 _UV_DEADLINE_S: Final = 300.0
 _SMOKE_DEADLINE_S: Final = 60.0
-_STALE_S: Final = 3600.0
+_INSTALL_DEADLINE_S: Final = 900.0
 _LIBRARY_MAX_BYTES: Final = 16 * MIB
 _UNPACKED_FACTOR: Final = 4
 """A wheel's installation takes less than this times its size."""
@@ -51,7 +52,16 @@ def _launcher_source() -> bytes:
 
 
 def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any]:
-    """Raises EngineError `engine.install_failed`, HostError `put.missing`, ArtifactError of the fetch, SbctlError `disk.*`."""
+    """An installation that a lost operator began is waited for, and what a killed one has left is removed.
+
+    Raises EngineError `engine.install_failed`, HostError `put.missing`, ArtifactError of the fetch, LockedError `host.locked`, SbctlError `disk.*`.
+    """
+    fs.ensure_directory(context.paths.state)
+    with exclusive(context.paths.install_lock, deadline_s=_INSTALL_DEADLINE_S, check=context.cancellation.check):
+        return _install_alone(context, params)
+
+
+def _install_alone(context: NodeContext, params: EngineInstall) -> dict[str, Any]:
     home = _home(context, params.version)
     launcher = _launcher_source()
     record = EngineRecord(
@@ -68,7 +78,7 @@ def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any
         _forget_blob(context, params)
         return answer
     fs.ensure_directory(home.parent, mode=0o755)
-    fs.sweep_temporaries(home.parent, older_than_s=_STALE_S, now_s=context.clock.now().timestamp())
+    fs.sweep_temporaries(home.parent, older_than_s=0.0, now_s=context.clock.now().timestamp())
     staged = fs.temporary_path(home.parent)
     fs.ensure_directory(staged, mode=0o755)
     try:

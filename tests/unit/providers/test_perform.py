@@ -32,7 +32,7 @@ from tests.simulators.fleet import ManualClock
 from tests.simulators.provider_world import QUICKSTART, ProviderWorld, SimServices
 
 FACTS = HostFacts(arch="x86_64", libc="glibc-2.36", pythons=(PythonFact(path="/usr/bin/python3", version="3.11.2"),))
-SERVED = NodeSnapshot(bootstrapped=True, host=FACTS)
+SERVED = NodeSnapshot(bootstrapped=True, host=FACTS, runtime=RuntimeState(running=True, healthy=True))
 PIN = wheel_pin(LLAMA_CPP_WHEEL_DEFAULT, "x86_64", "glibc-2.36")
 
 
@@ -399,6 +399,17 @@ def test_a_bundle_that_changed_since_the_plan_is_not_overwritten(
     with pytest.raises(StalePlanError) as caught:
         bench.perform("bundle", "bundle.apply", apply_params(expected), desired["bundle"], recorded)
     assert caught.value.code == "bundle.changed_since_plan"
+    assert bench.node.calls == []
+
+
+@pytest.mark.parametrize(("method", "params"), [("bundle.apply", apply_params(3)), ("snapshot", {})])
+def test_a_runtime_that_is_down_is_not_said_to_hold_another_bundle(
+    bench: Bench, desired: dict[str, Desired], method: str, params: dict[str, Any]
+) -> None:
+    bench.node.shown = SERVED.model_copy(update={"runtime": RuntimeState()})
+    with pytest.raises(HostError) as caught:
+        bench.perform("bundle", method, params, desired["bundle"])
+    assert (caught.value.code, caught.value.retryable) == ("runtime.not_healthy", True)
     assert bench.node.calls == []
 
 

@@ -267,6 +267,23 @@ class TestInstall:
         assert caught.value.code == code
         assert not paths.opt.exists() or os.listdir(paths.opt) == []
 
+    def test_F23_what_a_killed_installation_left_is_removed_by_the_next(
+        self, paths: NodePaths, perform: Any, uv_wheel: Any
+    ) -> None:
+        left = paths.opt / ".sbctl-tmp-0123456789abcdef"
+        (left / "environment").mkdir(parents=True)
+        self._install(perform, uv_wheel, _runtime_wheel("1.2.3"))
+        assert os.listdir(paths.opt) == ["1.2.3"]
+
+    def test_an_installation_that_still_runs_is_waited_for(self, paths: NodePaths, perform: Any, uv_wheel: Any) -> None:
+        paths.state.mkdir(parents=True)
+        left = paths.opt / ".sbctl-tmp-0123456789abcdef"
+        left.mkdir(parents=True)
+        with held(paths.install_lock):
+            error = _refusal(perform, "install", {"version": "1.2.3", "deadline_s": 0})
+        assert (error.code, error.retryable) == ("host.locked", True)
+        assert left.is_dir()
+
     def test_a_wheel_that_was_not_sent_is_named(self, paths: NodePaths, perform: Any, uv_wheel: Any) -> None:
         absent = {"filename": "fake_runtime-1.2.3-py3-none-any.whl", "sha256": "0" * 64}
         params = {"version": "1.2.3", "python": sys.executable, "uv": self._put(perform, uv_wheel), "wheels": [absent]}
