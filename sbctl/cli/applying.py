@@ -11,7 +11,7 @@ from sbctl.apply.cancellation import Cancellation, SignalWatch
 from sbctl.apply.events import EventSink
 from sbctl.apply.executor import execute
 from sbctl.apply.outcome import ApplyOptions, ApplyResult
-from sbctl.base.errors import InputError, RefusedError, SbctlError
+from sbctl.base.errors import InputError, RefusedError, SbctlError, UnreachableError
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
@@ -73,7 +73,7 @@ def apply(
     """Plan under the lock and carry it out. The result is None when there was nothing to do.
 
     `show` gets the plan before anything happens, `confirm` decides when nobody said --yes. Raises LockedError, StalePlanError,
-    RefusedError (`plan.*`, `key.*`, `apply.not_confirmed`) before anything is changed.
+    UnreachableError, RefusedError (`plan.*`, `key.*`, `apply.not_confirmed`) before anything is changed.
     """
     if request.plan.mode == "apply" and not workspace.store.exists():
         # A first apply of a file that is wrong leaves not even a lock behind.
@@ -85,6 +85,7 @@ def apply(
         if request.saved is not None:
             _check_saved(workspace, request.saved, found)
         show(found.plan)
+        _require_all_hosts(found.plan)
         for refusal in refusals(found.plan, request.limits):
             raise refusal.error()
         if not found.plan.actionable:
@@ -98,6 +99,16 @@ def apply(
         signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
         final = found if workspace.state is not None else _on_new_state(workspace, found)
         return final.plan, _carry_out(workspace, request, final, signer, sink)
+
+
+def _require_all_hosts(plan: Plan) -> None:
+    """Raises UnreachableError `plan.unreachable` where a host gave no answer and nobody said to go on without it."""
+    if plan.unreachable and not plan.allow_unreachable:
+        raise UnreachableError(
+            "plan.unreachable",
+            f"{', '.join(sorted(plan.unreachable))} gave no answer, so nothing was begun",
+            next_step="repair the host, or go on without it: --allow-unreachable",
+        )
 
 
 def _check_saved(workspace: Workspace, saved: SavedPlan, found: Planned) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulators.operator_world import OperatorWorld, new_world
+from tests.simulators.operator_world import OperatorWorld, new_world, until
 
 
 @pytest.fixture
@@ -45,3 +45,6 @@ def changing(served: OperatorWorld) -> Iterator[OperatorWorld]:
     served.env = {}
     served.behaves()
     served.sbctl("apply", "--yes", expect=0)
+    if not served.answers():
+        served.admin("POST", "/admin/model-host/load", {"deployment": "chat"})
+        until(served.answers, "answers again")

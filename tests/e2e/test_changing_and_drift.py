@@ -67,9 +67,9 @@ def _edit_runtime_configuration(world: OperatorWorld) -> None:
 
 
 def _stop_daemon(world: OperatorWorld) -> None:
-    for process in world.running("supervise"):
+    for process in world.running("main supervise"):
         process.terminate()
-    until(lambda: not world.running("serve"), "the runtime's end")
+    until(lambda: not world.running("main serve"), "the runtime's end")
 
 
 def _remove_runtime_program(world: OperatorWorld) -> None:

@@ -223,7 +223,7 @@ class OperatorWorld:
         return found
 
     def running(self, word: str) -> list[psutil.Process]:
-        """Processes with this word on their command line: `serve`, `supervise`, `--model`."""
+        """Processes with this word on their command line: `main serve`, `main supervise`, `--model`."""
         return [process for process in self.processes() if word in _cmdline(process)]
 
     @property

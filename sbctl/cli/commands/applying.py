@@ -183,11 +183,11 @@ def _run(workspace: Workspace, request: ApplyRequest, *, as_json: bool) -> int:
         return interactive() and ask_yes(_question(plan))
 
     with event_view(as_json=as_json) as sink:
-        plan, result = carry_out(workspace, request, show=show, confirm=confirm, sink=sink)
+        _plan, result = carry_out(workspace, request, show=show, confirm=confirm, sink=sink)
     if result is None:
         if as_json:
             print_apply_result(None, as_json=True)
-        return ExitCode.UNREACHABLE if plan.unreachable and not plan.allow_unreachable else ExitCode.DONE
+        return ExitCode.DONE
     print_apply_result(result, as_json=as_json)
     if result.exit_code in (ExitCode.DONE, ExitCode.DEGRADED) and request.command != "destroy" and not as_json:
         note(
