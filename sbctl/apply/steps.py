@@ -57,12 +57,12 @@ class StepFailedError(Exception):
 
 
 def internal_error(error: Exception, place: str) -> SbctlError:
-    """A defect of ours, without values that might be secret; the cause stays attached for --debug."""
+    """A defect of ours, without values that might be secret; the cause stays attached."""
     wrapped = SbctlError(
         "internal.error",
         f"a defect in sbctl: {type(error).__name__}",
         place=place,
-        next_step="run again with --debug and report the traceback",
+        next_step="report it with this message; the next apply reads the host before it acts",
     )
     wrapped.__cause__ = error
     return wrapped

@@ -183,7 +183,7 @@ def _not_converged(change: Change, leaf: Leaf) -> SbctlError:
         "apply.not_converged",
         f"all steps were carried out, but {what} is {_shown(leaf.before)} on the host; expected {_shown(leaf.after)}",
         place=change.host,
-        next_step="look at the host (sbctl status, sbctl logs), then run apply again",
+        next_step="look what changes it on the host (sbctl drift, the runtime's log), then run apply again",
         detail={
             "address": str(change.address),
             "leaf": leaf.path,

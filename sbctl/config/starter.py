@@ -21,7 +21,7 @@ proxy:
     deployments:
       chat:
         model: smollm2-135m-instruct
-        variant: q4_1             # 94 MiB, Apache-2.0; `sbctl models list` shows the others
+        variant: q4_1             # 94 MiB, Apache-2.0
         pull: on_boot
         warm: true                # apply returns when the model has answered
         max_concurrency: 2

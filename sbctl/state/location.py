@@ -94,7 +94,7 @@ def refuse_network_filesystem(directory: Path) -> None:
             "state.network_filesystem",
             f"the state would live on a network filesystem ({name}), where its lock and its log cannot be trusted",
             place=str(directory),
-            next_step="keep sb.yml and its state on a local disk, or pass --allow-network-fs when only one machine ever writes here",
+            next_step="keep sb.yml and its state on a local disk",
         )
 
 

@@ -36,7 +36,7 @@ def test_B5_network_filesystems_are_refused_by_name(
     with pytest.raises(RefusedError, match=name) as caught:
         refuse_network_filesystem(tmp_path / "not" / "yet")
     assert asked == [tmp_path]
-    assert "--allow-network-fs" in (caught.value.next_step or "")
+    assert "local disk" in (caught.value.next_step or "")
 
 
 @pytest.mark.parametrize("magic", [0xEF53, 0x01021994, 0x58465342, 0x9123683E, 0x794C7630, 0])

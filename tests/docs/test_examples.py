@@ -1,0 +1,149 @@
+"""Every example is valid, and those that can run here do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from tests.lab.fixture import Lab
+from tests.simulators.doc_pages import Command, Session
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+FILES = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*/sb.yml"))
+QUESTION = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "temperature": 0}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_it_is_valid(file: str, sessions: Callable[[], Session]) -> None:
+    session = sessions()
+    session.run_in(f"examples/{Path(file).parent}")
+    session.run(Command("sbctl validate", "sb.yml is valid", 0))
+
+
+def test_every_example_says_what_it_is() -> None:
+    assert [path.name for path in EXAMPLES.iterdir() if path.is_dir() and not (path / "README.md").is_file()] == []
+
+
+def test_the_gate_uses_the_exit_codes_that_commands_have() -> None:
+    text = (EXAMPLES / "ci-gate" / "workflow.yml").read_text(encoding="utf-8")
+    workflow = YAML(typ="safe").load(text)
+    scripts = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    lines = [line.strip() for script in scripts for line in script.splitlines() if line.strip().startswith("sbctl ")]
+    assert [line.split()[1] for line in lines] == ["validate", "plan", "plan", "apply"]
+    for script in scripts:
+        checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_the_gate_of_a_pull_request_passes_a_small_change_and_stops_a_large_one(
+    sessions: Callable[[], Session],
+) -> None:
+    session = sessions()
+    session.run_in("examples/ci-gate")
+    gate = "sbctl plan --against base.yml --max-blast-radius reload --format markdown"
+    session.run(Command("cp sb.yml base.yml", "", 0))
+    session.run(Command(gate, "", 0))
+    session.run(Command("sed -i 's/max_concurrency: 2/max_concurrency: 3/' sb.yml", "", 0))
+    session.run(Command(gate, "### Plan: 0 to add, 1 to change, 0 to remove. Blast radius: reload. …", 2))
+    session.run(Command("sed -i 's/models: .smollm2./models: [other]/' sb.yml", "", 0))
+    session.run(Command(gate, "", 4))
+    session.run(Command("sed -i 's/max_concurrency/max_concurency/' sb.yml", "", 0))
+    session.run(Command(gate, "", 3))
+
+
+@pytest.fixture
+def quickstart(sessions: Callable[[], Session]) -> Session:
+    session = sessions()
+    session.run_in("examples/quickstart")
+    return session
+
+
+@pytest.mark.engine
+def test_make_run_answers_and_says_how_to_go_on_and_openai_s_client_gets_both_forms(quickstart: Session) -> None:
+    shown = """
+$ sbctl plan
+…
+Plan: 7 to add, 0 to change, 0 to remove. …
+$ sbctl apply --yes
+…
+Apply: 7 done in 30 s, serial 1.
+…
+Q: What is the capital of France? Answer in one sentence.
+A: …
+It keeps serving. Use it with any OpenAI client, model smollm2:
+  OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=none
+Remove it:
+  make stop
+"""
+    quickstart.run(Command("python run.py", shown.strip(), 0))
+    again = "$ sbctl plan\n…\nNo changes: the fleet is as sb.yml says.\n\nQ: …"
+    quickstart.run(Command("python run.py", again, 0))
+    ask = "OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=none python ../openai-client/ask.py"
+    quickstart.run(Command(ask, "whole: …\nstream: …", 0))
+    quickstart.run(Command("sbctl destroy --yes", "", 0))
+
+
+def test_make_run_names_a_taken_port_before_anything_is_installed(quickstart: Session) -> None:
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(quickstart.moved["8080"])))
+        other.listen()
+        shown = "…This machine cannot serve it yet:\n  port of the API: 127.0.0.1:8080: Address already in use; …The ports stand in …sb.yml."
+        quickstart.run(Command("python run.py", shown, 4))
+    assert not (quickstart.directory.parent / "node").exists()
+
+
+@pytest.mark.lab
+@pytest.mark.engine
+def test_the_host_over_ssh_serves_with_a_key_and_is_given_up_whole(lab: Lab, sessions: Callable[[], Session]) -> None:
+    host, key = lab.hosts[0], os.urandom(18).hex()
+    session = sessions()
+    session.run_in("examples/ssh-host")
+    file = session.directory / "examples" / "ssh-host" / "sb.yml"
+    text = file.read_text(encoding="utf-8")
+    for found, placed in (
+        ("10.10.0.21", host.address),
+        (r"SHA256:[A-Za-z0-9+/]{43}", host.fingerprint),
+        ("~/.ssh/id_ed25519", host.identity_file),
+        (r'sha256: "[0-9a-f]{64}"', f'sha256: "{hashlib.sha256(key.encode()).hexdigest()}"'),
+    ):
+        text = re.sub(found, placed, text)
+    file.write_text(text, encoding="utf-8")
+    try:
+        session.run(Command("sbctl plan", "…Plan: 7 to add, 0 to change, 0 to remove. …", 2))
+        session.run(Command("sbctl apply --yes", "…Apply: 7 done in 60 s, serial 1.…", 0))
+        session.run(Command("sbctl plan", "…No changes: the fleet is as sb.yml says.", 0))
+        found = _output_of(session)["endpoints"][0]
+        headers = {"Host": found["hostname"], "Authorization": f"Bearer {key}"}
+        url = f"{found['base_url']}/chat/completions"
+        answer = httpx.post(
+            url, json={"model": found["model"], **QUESTION}, headers=headers, timeout=60, trust_env=False
+        )
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["message"]["content"].strip()
+        refused = httpx.post(
+            url, json={"model": found["model"], **QUESTION}, headers={"Host": found["hostname"]}, trust_env=False
+        )
+        assert refused.status_code == 401
+        session.run(Command("sbctl destroy --yes", "…Destroy: 7 done in 9 s, serial 2.…", 0))
+        assert host.ssh("ls -d /etc/sbctl /opt/sbctl /var/lib/sbctl 2>/dev/null", check=False) == ""
+    finally:
+        lab.pristine(host)
+
+
+def _output_of(session: Session) -> dict[str, Any]:
+    name = session.directory / "examples" / "ssh-host" / "endpoints.json"
+    session.run(Command("sbctl output --format json > endpoints.json", "", 0))
+    return dict(json.loads(name.read_text(encoding="utf-8")))
