@@ -31,7 +31,7 @@ _MANIFEST_MAX_BYTES: Final = 4 * MIB
 class Manifest(BaseModel):
     """The whole document; `seals` by file path, one for each file of `facts`: `size:mtime in ns:inode`, beyond what JSON numbers hold."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     schema_version: Literal[1] = 1
     facts: ArtifactFacts

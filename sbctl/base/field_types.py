@@ -56,7 +56,7 @@ class Block(BaseModel):
     `noun` names one of it with its article ("a deployment"), for messages.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, defer_build=True)
 
     noun: ClassVar[str] = "a block"
 

@@ -43,7 +43,7 @@ class ProviderModel(Block):
 
 
 class ServingProviderModel(Block):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
     noun: ClassVar[str] = "a serving provider"
 
     name: PlainText = Field(description="Name of the provider.")
@@ -62,7 +62,7 @@ _NOT_EXTERNAL: dict[str, Any] = {
 
 
 class ExternalProviderModel(Block):
-    model_config = ConfigDict(extra="allow", json_schema_extra=_NOT_EXTERNAL)
+    model_config = ConfigDict(extra="allow", json_schema_extra=_NOT_EXTERNAL, defer_build=True)
     noun: ClassVar[str] = "an external provider"
 
     name: PlainText = Field(description="Name of the provider.")
@@ -94,7 +94,7 @@ class AiActionModel(Block):
 
 
 class OtherActionModel(Block):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
     noun: ClassVar[str] = "an action of another plane"
 
     type: Literal[

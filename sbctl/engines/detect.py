@@ -54,7 +54,7 @@ _SYSTEM_DIRECTORIES: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 class EngineRecord(BaseModel):
     """`engine.json` beside an engine of ours: what was installed, by digest. Written last, so it means a whole installation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     schema_version: Literal[1] = 1
     engine: Literal["llama_cpp"]

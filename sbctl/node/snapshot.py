@@ -23,7 +23,7 @@ __all__ = [
 
 
 class _Fact(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 class PythonFact(_Fact):

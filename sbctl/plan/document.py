@@ -40,7 +40,7 @@ _DOWNTIME_ORDER: Final = ("none", "queue", "refuse")
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 class LeafDocument(_Part):

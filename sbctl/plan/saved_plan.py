@@ -41,7 +41,7 @@ _MOVED_MAX: Final = 8
 class SavedPlan(BaseModel):
     """What a saved plan says. `decisive`: address → facts, for every resource on a host that the plan changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     format_version: str
     sbctl_version: str

@@ -32,7 +32,7 @@ _REAP_GRACE_S: Final = 2.0
 class OwnershipRecord(BaseModel):
     """One engine process that we started; `token` is in the environment of its whole tree."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     schema_version: int = 1
     token: str = Field(pattern="^[0-9a-f]{16}$")

@@ -36,7 +36,7 @@ _PASSWORD_MAX_BYTES = 1024
 
 
 class _HandWritten(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     runtime: RuntimeConfig
     content: BundleContent | None = None

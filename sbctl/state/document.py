@@ -38,7 +38,7 @@ Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class ConnectionEntry(_Entry):
