@@ -71,6 +71,7 @@ def configuration_of(request: RunRequest, port: int) -> dict[str, Any]:
         "models": [request.name or request.model],
     }
     return {
+        "fleet": {"defaults": {"keep": ["weights"]}},
         "proxy": {
             "http_bind_port": port,
             "model_host": {"cache": {"directory": str(cache)}, "deployments": {"local": deployment}},
