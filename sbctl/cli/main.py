@@ -35,6 +35,10 @@ def _guard_installation() -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    from sbctl.base.process import begin_short_process
+
+    begin_short_process()
+    from typer._click.exceptions import NoArgsIsHelpError
     from typer._click.exceptions import UsageError as TyperUsageError
 
     from sbctl.base.errors import SbctlError
@@ -44,20 +48,30 @@ def _run(arguments: Sequence[str]) -> int:
         _guard_installation()
         result = app(args=list(arguments), prog_name="sbctl", standalone_mode=False)
         return int(result) if isinstance(result, int) else int(ExitCode.DONE)
+    except NoArgsIsHelpError as error:
+        sys.stderr.write(f"{error.format_message()}\n")
+        return int(ExitCode.USAGE)
     except TyperUsageError as error:
         from sbctl.views.failure import print_usage_error
 
-        print_usage_error(error.format_message(), error.ctx.command_path if error.ctx else "sbctl")
+        path = error.ctx.command_path if error.ctx else "sbctl"
+        print_usage_error(error.format_message(), path, as_json=_wants_json(arguments))
         return int(ExitCode.USAGE)
     except SbctlError as error:
         from sbctl.views.failure import print_failure
 
-        print_failure(error, as_json=_wants_json(arguments))
+        print_failure(error, as_json=_wants_json(arguments), command=_command_of(arguments))
         return int(error.exit_code)
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
     return "--format=json" in arguments or any(pair == ("--format", "json") for pair in itertools.pairwise(arguments))
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """The command as JSON results name it: `plan`, `state.list`."""
+    words = list(itertools.takewhile(lambda word: word.isalpha(), arguments[:2]))
+    return ".".join(words if words[:1] in (["state"], ["key"], ["bundle"]) else words[:1])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "endpoints_text",
     "facts_text",
     "host_list_text",
+    "trial_text",
 ]
 
 Verdict = Literal["pass", "warn", "fail", "skip"]
@@ -111,14 +112,18 @@ def checks_body(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def endpoints_text(endpoints: Sequence[Endpoint]) -> RenderableType:
-    """Where to send requests, and one line to try it."""
+    """Where to send requests."""
     rows = [
         (one.model, one.base_url, one.hostname, one.deployment, "API key" if one.needs_key else "open")
         for one in endpoints
     ]
-    table = render_rows(("model", "base url", "host header", "deployment", "access"), rows, empty="nothing is served")
+    return render_rows(("model", "base url", "host header", "deployment", "access"), rows, empty="nothing is served")
+
+
+def trial_text(endpoints: Sequence[Endpoint]) -> Text | None:
+    """One command line to try; a text of its own, since a wrapped one could not be copied."""
     first = next((one.curl for one in endpoints if one.curl), "")
-    return Group(table, Text(f"\ntry: {safe(first)}")) if first else table
+    return Text(f"\ntry: {safe(first)}") if first else None
 
 
 def endpoints_body(endpoints: Sequence[Endpoint]) -> dict[str, Any]:

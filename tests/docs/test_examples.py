@@ -94,6 +94,14 @@ Remove it:
     quickstart.run(Command("sbctl destroy --yes", "", 0))
 
 
+@pytest.mark.engine
+def test_run_leaves_nothing_but_weights_in_the_cache(quickstart: Session) -> None:
+    quickstart.run(Command("sbctl run smollm2-135m-instruct --port 8080", "", 0), interrupted=True)
+    node = quickstart.directory.parent / "node"
+    assert {path.name for path in node.iterdir()} == {"cache"}
+    assert [path.name for path in node.rglob("*.gguf")] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
+
+
 def test_make_run_names_a_taken_port_before_anything_is_installed(quickstart: Session) -> None:
     import socket
 

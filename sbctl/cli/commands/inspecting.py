@@ -29,13 +29,15 @@ def output(
     from sbctl.cli.endpoints import endpoints_of
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import print_json, result
-    from sbctl.views.host_views import endpoints_body, endpoints_text
+    from sbctl.views.host_views import endpoints_body, endpoints_text, trial_text
 
     endpoints = endpoints_of(Workspace(file).require_state())
     if format is OutputFormat.JSON:
         print_json("output", endpoints_body(endpoints))
     else:
         result(endpoints_text(endpoints))
+        if (trial := trial_text(endpoints)) is not None:
+            result(trial)
     return ExitCode.DONE
 
 

@@ -28,6 +28,7 @@ from sbctl.views.host_views import (
     endpoints_text,
     facts_text,
     host_list_text,
+    trial_text,
 )
 from sbctl.views.state_views import (
     history_body,
@@ -176,7 +177,8 @@ def test_doctor_ends_with_a_verdict() -> None:
 def test_endpoints_come_with_a_line_to_try() -> None:
     one = Endpoint("a", "http://127.0.0.1:8080/v1", "ai.internal", "chat", "chat", False, "curl http://…")
     text = shown(endpoints_text([one, replace(one, needs_key=True, curl="")]))
-    assert "try: curl http://…" in text
+    assert str(trial_text([one])) == "\ntry: curl http://…"
+    assert trial_text([]) is None
     assert "API key" in text
     assert "open" in text
     assert "nothing is served" in shown(endpoints_text([]))
