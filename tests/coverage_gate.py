@@ -19,7 +19,19 @@ SUITES = ("tests/unit", "tests/providers", "tests/properties", "tests/attacks", 
 
 def main() -> int:
     suites = [suite for suite in SUITES if (ROOT / suite).exists()]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "not (lab or engine or soak)", "--cov", "--cov-report=", *suites]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "-m",
+        "not (lab or engine or soak)",
+        "--cov",
+        "--cov-report=",
+        *suites,
+    ]
     if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
         return code
     data = coverage.Coverage(data_file=str(ROOT / ".coverage"), config_file=str(ROOT / "pyproject.toml"))
