@@ -34,6 +34,9 @@ def _supervise(argv: list[str]) -> int:
 
 
 def _node(argv: list[str]) -> int:
+    from sbctl.base.process import begin_short_process
+
+    begin_short_process()
     from sbctl.runtime.nodeops.stdio import run_stdio
 
     return run_stdio(argv)
