@@ -2,6 +2,8 @@
 
 A public key is written `ed25519:<base64 of 32 bytes>`. Encodings of small order verify any message and are refused, as are
 non-canonical ones (RFC 8032 section 5.1.3). A private key is a PKCS#8 PEM file, 0600, optionally under a passphrase.
+
+The library is imported when the first key is used: most plans use none.
 """
 
 from __future__ import annotations
@@ -11,16 +13,16 @@ import binascii
 import os
 import stat
 from pathlib import Path
-from typing import Final
-
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from typing import TYPE_CHECKING, Final
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.fs import ensure_directory, read_bounded, write_atomic
 from sbctl.base.limits import KEY_FILE_MAX_BYTES
 from sbctl.base.secret import Secret
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import KeySerializationEncryption
 
 __all__ = ["SigningKey", "VerifyKey", "load_key_file", "parse_public_key", "save_key_file"]
 
@@ -53,10 +55,14 @@ class VerifyKey:
             raise InputError(
                 "key.weak", "this public key verifies forged messages (small order or non-canonical encoding)"
             )
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
         self._key = Ed25519PublicKey.from_public_bytes(raw)
         self.text = _PREFIX + base64.b64encode(raw).decode()
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+
         try:
             self._key.verify(signature, message)
         except InvalidSignature:
@@ -93,11 +99,17 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> SigningKey:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_pem(cls, pem: Secret, passphrase: Secret | None = None) -> SigningKey:
         """Raises InputError `key.invalid` or `key.passphrase`."""
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         try:
             key = serialization.load_pem_private_key(pem.reveal(), passphrase.reveal() if passphrase else None)
         except TypeError:
@@ -114,7 +126,9 @@ class SigningKey:
         return cls(key)
 
     def to_pem(self, passphrase: Secret | None = None) -> Secret:
-        encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+        from cryptography.hazmat.primitives import serialization
+
+        encryption: KeySerializationEncryption = serialization.NoEncryption()
         if passphrase is not None:
             encryption = serialization.BestAvailableEncryption(passphrase.reveal())
         return Secret(
@@ -124,6 +138,8 @@ class SigningKey:
     @property
     def public_text(self) -> str:
         """`ed25519:<base64>`"""
+        from cryptography.hazmat.primitives import serialization
+
         raw = self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
         return _PREFIX + base64.b64encode(raw).decode()
 
