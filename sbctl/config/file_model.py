@@ -15,8 +15,10 @@ __all__ = ["SbFile"]
 class SbFile(FileShape):
     """Fields stand in the order of `FileShape`."""
 
-    fleet: FleetModel = Field(default=FleetModel(), description="Hosts, trust and callers. Unset: this machine.")
-    proxy: ProxyModel = Field(default=ProxyModel(), description="Listeners, admin and model host.")
+    fleet: FleetModel = Field(
+        default=FleetModel.model_construct(), description="Hosts, trust and callers. Unset: this machine."
+    )
+    proxy: ProxyModel = Field(default=ProxyModel.model_construct(), description="Listeners, admin and model host.")
     origins: dict[OriginName, OriginModel] = Field(
         default_factory=dict, max_length=1024, description="Hostnames and what they expose."
     )

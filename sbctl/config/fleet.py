@@ -174,7 +174,7 @@ class OverlayModel(Block):
         default=(), max_length=1, description="What stays on a host that is given up."
     )
     python: AbsolutePath | None = Field(default=None, description="Python of this host; before fleet.runtime.python.")
-    ssh: SshModel = Field(default=SshModel(), description="How to log in; over fleet.ssh.")
+    ssh: SshModel = Field(default=SshModel.model_construct(), description="How to log in; over fleet.ssh.")
     proxy: dict[str, Any] = Field(default_factory=dict, description="What differs in proxy.")
 
 
@@ -215,15 +215,15 @@ class FleetModel(Block):
     name: Id | None = Field(
         default=None, description="Name of the fleet. Unset: the cluster's, else that of the directory."
     )
-    state: StateModel = Field(default=StateModel(), description="Where the recorded truth is kept.")
-    runtime: RuntimeModel = Field(default=RuntimeModel(), description="The daemon on the hosts.")
+    state: StateModel = Field(default=StateModel.model_construct(), description="Where the recorded truth is kept.")
+    runtime: RuntimeModel = Field(default=RuntimeModel.model_construct(), description="The daemon on the hosts.")
     trust: TrustModel | None = Field(default=None, description="Who may sign. Unset: the state keeps the set.")
     api_keys: dict[Id, ApiKeyModel] = Field(default_factory=dict, max_length=1024, description="Who may call the API.")
     public: bool = Field(default=False, description="Serve the API off loopback without keys.")
-    ssh: SshModel = Field(default=SshModel(), description="How hosts are reached.")
+    ssh: SshModel = Field(default=SshModel.model_construct(), description="How hosts are reached.")
     update: Any = Field(default=None, description="How updates roll over hosts; not in this version.")
     groups: dict[Id, GroupModel] = Field(default_factory=dict, description="Settings that hosts share.")
-    defaults: OverlayModel = Field(default=OverlayModel(), description="Settings of all hosts.")
+    defaults: OverlayModel = Field(default=OverlayModel.model_construct(), description="Settings of all hosts.")
     hosts: dict[HostPattern, HostModel] | None = Field(
         default=None, description="Machines by name. Unset: this machine, named local."
     )

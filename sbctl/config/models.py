@@ -175,7 +175,7 @@ class ModelHostModel(Block):
     handoff_timeout_ms: int = Field(
         default=60_000, gt=0, le=_DAY_MS, description="How long an old generation may drain, in milliseconds."
     )
-    cache: CacheModel = Field(default=CacheModel(), description="Where weights live on a host.")
+    cache: CacheModel = Field(default=CacheModel.model_construct(), description="Where weights live on a host.")
     engines: dict[EngineKind, EngineModel] = Field(
         default_factory=dict, description="How each engine gets onto hosts. Unset: llama_cpp from its pinned wheel."
     )
@@ -232,8 +232,10 @@ class ProxyModel(Block):
         default="127.0.0.1",
         description="Address of the OpenAI-compatible API. Off loopback it needs fleet.api_keys or fleet.public: true.",
     )
-    admin: AdminModel = Field(default=AdminModel(), description="The runtime's admin API.")
+    admin: AdminModel = Field(default=AdminModel.model_construct(), description="The runtime's admin API.")
     cluster: ClusterModel | None = Field(
         default=None, description="Many nodes as one: placement, peers, signed desired state."
     )
-    model_host: ModelHostModel = Field(default=ModelHostModel(), description="Models that the hosts serve.")
+    model_host: ModelHostModel = Field(
+        default=ModelHostModel.model_construct(), description="Models that the hosts serve."
+    )

@@ -142,11 +142,11 @@ class NodeSnapshot(_Fact):
     schema_version: Literal[1] = 1
     bootstrapped: bool
     """Whether the node interface answered; before that only `host`, `marker`, `paths`, `disk` and installed versions are known."""
-    host: HostFacts = HostFacts()
+    host: HostFacts = HostFacts.model_construct()
     marker: HostMarker | None = None
     paths: NodePathsState | None = None
-    disk: DiskState = DiskState()
-    runtime: RuntimeState = RuntimeState()
+    disk: DiskState = DiskState.model_construct()
+    runtime: RuntimeState = RuntimeState.model_construct()
     engines: tuple[EngineState, ...] = ()
     """Installed by us, and programs found on PATH (`ours=False`)."""
     artifacts: tuple[ArtifactState, ...] = ()
