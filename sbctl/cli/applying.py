@@ -23,6 +23,7 @@ from sbctl.cli.workspace import Workspace
 from sbctl.config.secrets import SecretResolver
 from sbctl.plan.model import Plan
 from sbctl.plan.policy import Limits, refusals
+from sbctl.plan.remembered import outdated
 from sbctl.plan.saved_plan import PLAN_PAYLOAD_TYPE, SavedPlan, check_saved, read_saved
 from sbctl.plan.selection import effective_desired
 from sbctl.provider import NodeSession
@@ -89,6 +90,7 @@ def apply(
         for refusal in refusals(found.plan, request.limits):
             raise refusal.error()
         if not found.plan.actionable:
+            _note_only(workspace, request, found)
             return found.plan, None
         if not request.assume_yes and not confirm(found.plan):
             raise RefusedError(
@@ -132,11 +134,26 @@ def _on_new_state(workspace: Workspace, found: Planned) -> Planned:
     return Planned(rebuilt.plan, rebuilt.inputs, rebuilt.observation, config)
 
 
+def _note_only(workspace: Workspace, request: ApplyRequest, found: Planned) -> None:
+    """Nothing changes on any host; the state learns what it has to know of how they are reached, kept and protected."""
+    current = list(outdated(found.plan.changes)) if found.plan.mode == "apply" else []
+    if not current:
+        return
+    wanted = effective_desired(found.inputs, PROVIDERS).desired
+    run = workspace.store.begin_run(run_info(request.command, workspace.environ, workspace.directory), wanted.values())
+    for recorded in current:
+        run.record(recorded)
+    run.finish("applied")
+
+
 def _carry_out(
     workspace: Workspace, request: ApplyRequest, found: Planned, signer: Signer, sink: EventSink
 ) -> ApplyResult:
     wanted = effective_desired(found.inputs, PROVIDERS).desired
     run = workspace.store.begin_run(run_info(request.command, workspace.environ, workspace.directory), wanted.values())
+    if found.plan.mode == "apply":
+        for recorded in outdated(found.plan.changes):
+            run.record(recorded)
     if found.config is not None:
         workspace.store.set_trust(dict(found.config.signers or {}), found.config.key_epoch)
     services = OperatorServices(

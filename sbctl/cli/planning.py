@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypedDict
 
 from providers.registry import PROVIDERS
 from sbctl.base.clock import rfc3339
@@ -141,11 +142,27 @@ def planned(workspace: Workspace, request: PlanRequest) -> Iterator[Planned]:
             excludes=request.excludes,
             replaces=request.replaces,
             allow_unreachable=request.allow_unreachable,
-            prevent_destroy=config.prevent_destroy if config is not None else (),
             header=_header(workspace, config, observation),
             refresh=request.refresh,
+            **_protection(workspace, request.mode, config),
         )
         yield Planned(build_plan(inputs, PROVIDERS), inputs, observation, config)
+
+
+class _Protection(TypedDict):
+    prevent_destroy: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def _protection(workspace: Workspace, mode: PlanMode, config: CompiledConfig | None) -> _Protection:
+    """What may not be removed: by sb.yml also where the desired state is not of it, as long as it can be read; the state adds its own."""
+    if config is None and mode in ("destroy", "rollback") and workspace.file.exists():
+        try:
+            config = workspace.loaded
+        except SbctlError:
+            note = f"{workspace.file} cannot be used, so only what the state remembers is protected: sbctl validate"
+            return {"prevent_destroy": (), "notes": (note,)}
+    return {"prevent_destroy": config.prevent_destroy if config is not None else (), "notes": ()}
 
 
 def _why(error: SbctlError) -> str:

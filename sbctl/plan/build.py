@@ -13,7 +13,7 @@ Cost is linear in resources.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,6 +28,7 @@ from sbctl.plan.model import Action, Change, Desired, DiffContext, Leaf, Observe
 from sbctl.plan.order import address_key, execution_graph, run_order
 from sbctl.plan.paths import split_path
 from sbctl.plan.policy import with_blocks
+from sbctl.plan.remembered import outdated
 from sbctl.plan.selection import Selection, effective_desired
 
 __all__ = ["PlanInputs", "Planner", "Planners", "build_plan"]
@@ -225,7 +226,7 @@ def _unreachable_row(
     listed = tuple(addresses)
     source = selection.desired.get(listed[0]) or inputs.recorded[listed[0]]
     advice = (
-        f"repair it, plan without it (--allow-unreachable), or give it up (take it out of sb.yml)"
+        "repair it, plan without it (--allow-unreachable), or give it up (take it out of sb.yml)"
         if not inputs.allow_unreachable
         else f"left out of this plan with {plural(len(listed), 'resource')}"
     )
@@ -243,10 +244,13 @@ def _removes_every_deployment(inputs: PlanInputs, selection: Selection) -> bool:
     )
 
 
-def _notes(inputs: PlanInputs, ordered: Iterable[Change]) -> Iterator[str]:
+def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
     if not inputs.refresh and inputs.mode != "against":
         yield "hosts were not asked (--no-refresh): what changed on them is not seen, and nothing can be applied"
     if inputs.mode == "apply":
         drifted = sum(change.drifted and change.action == "no-op" for change in ordered)
         if drifted:
             yield f"{plural(drifted, 'resource')} changed behind our back without effect on this plan: sbctl drift"
+        noted = sum(1 for _ in outdated(ordered))
+        if noted:
+            yield f"apply also records how {plural(noted, 'resource')} {'is' if noted == 1 else 'are'} reached, kept or protected now"
