@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from sbctl.base.errors import UsageError
+
 __all__ = [
     "AllowEmpty",
     "AllowUnreachable",
@@ -21,10 +23,12 @@ __all__ = [
     "PlanFormat",
     "PlanFormatOption",
     "Radius",
+    "ReadersLockTimeout",
     "Refresh",
     "Replace",
     "Target",
     "Yes",
+    "refuse_without_meaning",
 ]
 
 
@@ -75,4 +79,29 @@ Parallelism = Annotated[int, typer.Option("--parallelism", min=1, max=64, help="
 LockTimeout = Annotated[
     float, typer.Option("--lock-timeout", min=0, metavar="SECONDS", help="How long to wait for the state's lock.")
 ]
+ReadersLockTimeout = Annotated[
+    float,
+    typer.Option(
+        "--lock-timeout",
+        min=0,
+        metavar="SECONDS",
+        help="As for apply; who only reads never waits, so this counts only where --out begins a new fleet.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "--auto-approve", help="Do not ask.")]
+
+
+def refuse_without_meaning(command: str, *, refresh: bool = True, replace: list[str] | None = None) -> None:
+    """For shared options that a command takes and cannot follow. Raises UsageError saying why and what does."""
+    if not refresh:
+        raise UsageError(
+            "usage",
+            f"{command} goes by what the hosts say, so --no-refresh does not go with it",
+            next_step="sbctl plan --no-refresh compares sb.yml with what the state remembers",
+        )
+    if replace:
+        raise UsageError(
+            "usage",
+            f"{command} makes nothing anew, so --replace does not go with it",
+            next_step="sbctl apply --replace ADDRESS",
+        )

@@ -15,14 +15,16 @@ from sbctl.plan.saved_plan import PLAN_PAYLOAD_TYPE, saved_payload
 __all__ = ["save_plan"]
 
 
-def save_plan(workspace: Workspace, request: PlanRequest, out: Path, *, assume_yes: bool) -> Plan:
+def save_plan(
+    workspace: Workspace, request: PlanRequest, out: Path, *, assume_yes: bool, lock_timeout_s: float = 0.0
+) -> Plan:
     """Plan, sign, write. A new fleet gets its key and its (empty) state first, since a saved plan names the lineage it belongs to.
 
-    Raises RefusedError `key.*`, InputError `plan.not_saveable`.
+    Raises RefusedError `key.*`, InputError `plan.incomplete`, LockedError `state.locked`.
     """
     signer = ensure_signer(workspace, workspace.config, assume_yes=assume_yes)
     if workspace.state is None:
-        with held_state(workspace, "sbctl plan --out", 0.0):
+        with held_state(workspace, "sbctl plan --out", lock_timeout_s):
             ensure_state(workspace, workspace.config.fleet_name)
     with planned(workspace, request) as found:
         if found.plan.unreachable and not request.allow_unreachable:

@@ -70,9 +70,9 @@ def with_blocks(changes: Mapping[Address, Change], graph: Graph, patterns: Itera
 
 
 def refusals(plan: Plan, limits: Limits = _NO_LIMITS) -> tuple[Refusal, ...]:
-    """Every reason against applying the plan as a whole or a change of it, the whole first. A drift report is never refused."""
+    """Every reason against applying the plan as a whole or a change of it, the whole first. A drift report is refused by the radius only."""
     if plan.mode == "drift":
-        return ()
+        return tuple(_against_the_whole(plan, limits))
     return (*_against_the_whole(plan, limits), *_against_changes(plan))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,9 +19,11 @@ from sbctl.cli.options import (
     MaxBlastRadius,
     OutputFormat,
     Parallelism,
+    Refresh,
     Replace,
     Target,
     Yes,
+    refuse_without_meaning,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def apply(
     target: Target = None,
     exclude: Exclude = None,
     replace: Replace = None,
+    refresh: Refresh = True,
     max_blast_radius: MaxBlastRadius = None,
     allow_unreachable: AllowUnreachable = False,
     allow_empty: AllowEmpty = False,
@@ -62,6 +65,7 @@ def apply(
     from sbctl.cli.planning import PlanRequest, limits_of
     from sbctl.cli.workspace import Workspace
 
+    refuse_without_meaning("apply", refresh=refresh)
     workspace = Workspace(file)
     if plan_file is None:
         request = PlanRequest(
@@ -101,15 +105,35 @@ def destroy(
     format: Format = OutputFormat.TEXT,  # noqa: A002
     target: Target = None,
     exclude: Exclude = None,
+    replace: Replace = None,
+    refresh: Refresh = True,
+    max_blast_radius: MaxBlastRadius = None,
     allow_unreachable: AllowUnreachable = False,
     fail_fast: FailFast = False,
     parallelism: Parallelism = 10,
     lock_timeout: LockTimeout = 0.0,
 ) -> int:
     """Remove all that was applied, by what the state recorded; sb.yml is not needed for it."""
-    return _by_state(
-        "destroy", file, yes, format, target, exclude, allow_unreachable, fail_fast, parallelism, lock_timeout
+    from sbctl.cli.applying import ApplyRequest
+    from sbctl.cli.planning import PlanRequest, limits_of
+    from sbctl.cli.workspace import Workspace
+    from sbctl.views.console import note
+
+    refuse_without_meaning("destroy", refresh=refresh, replace=replace)
+    workspace = Workspace(file)
+    if workspace.state is None:
+        note("nothing to remove: nothing was applied from here")
+        return ExitCode.DONE
+    request = PlanRequest(
+        mode="destroy",
+        targets=tuple(target or ()),
+        excludes=tuple(exclude or ()),
+        allow_unreachable=allow_unreachable,
+        parallelism=parallelism,
     )
+    limits = limits_of(max_blast_radius)
+    asked = ApplyRequest("destroy", request, limits, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
+    return _run(workspace, asked, as_json=format is OutputFormat.JSON)
 
 
 def rollback(
@@ -119,50 +143,27 @@ def rollback(
     file: File = Path("sb.yml"),
     yes: Yes = False,
     format: Format = OutputFormat.TEXT,  # noqa: A002
+    max_blast_radius: MaxBlastRadius = None,
     allow_unreachable: AllowUnreachable = False,
     fail_fast: FailFast = False,
     parallelism: Parallelism = 10,
     lock_timeout: LockTimeout = 0.0,
 ) -> int:
     """Apply the desired state of an old serial as a new one. sb.yml stays as it is, so the next plan says what differs from it."""
-    return _by_state(
-        "rollback", file, yes, format, None, None, allow_unreachable, fail_fast, parallelism, lock_timeout, serial
-    )
-
-
-def _by_state(
-    mode: Literal["destroy", "rollback"],
-    file: Path,
-    yes: bool,
-    format: OutputFormat,  # noqa: A002
-    target: list[str] | None,
-    exclude: list[str] | None,
-    allow_unreachable: bool,
-    fail_fast: bool,
-    parallelism: int,
-    lock_timeout: float,
-    serial: int | None = None,
-) -> int:
     from sbctl.cli.applying import ApplyRequest, earlier_serial
-    from sbctl.cli.planning import PlanRequest
+    from sbctl.cli.planning import PlanRequest, limits_of
     from sbctl.cli.workspace import Workspace
 
     workspace = Workspace(file)
-    if workspace.state is None and mode == "destroy":
-        from sbctl.views.console import note
-
-        note("nothing to remove: nothing was applied from here")
-        return ExitCode.DONE
     workspace.require_state()
     request = PlanRequest(
-        mode=mode,
-        targets=tuple(target or ()),
-        excludes=tuple(exclude or ()),
+        mode="rollback",
         allow_unreachable=allow_unreachable,
         parallelism=parallelism,
-        rollback_serial=earlier_serial(workspace, serial) if mode == "rollback" else None,
+        rollback_serial=earlier_serial(workspace, serial),
     )
-    asked = ApplyRequest(mode, request, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
+    limits = limits_of(max_blast_radius)
+    asked = ApplyRequest("rollback", request, limits, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
     return _run(workspace, asked, as_json=format is OutputFormat.JSON)
 
 

@@ -17,9 +17,11 @@ from sbctl.cli.options import (
     Parallelism,
     PlanFormat,
     PlanFormatOption,
+    ReadersLockTimeout,
     Refresh,
     Replace,
     Target,
+    refuse_without_meaning,
 )
 
 __all__ = ["register"]
@@ -48,7 +50,11 @@ def plan(
     allow_unreachable: AllowUnreachable = False,
     allow_empty: AllowEmpty = False,
     parallelism: Parallelism = 10,
-    yes: Annotated[bool, typer.Option("--yes", help="Make a signing key for --out when the fleet has none.")] = False,
+    lock_timeout: ReadersLockTimeout = 0.0,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "--auto-approve", help="Make a signing key for --out when the fleet has none."),
+    ] = False,
 ) -> int:
     """Show what would change. Exit 0: nothing; 2: changes; 7: a host gave no answer; 4: refused by a limit."""
     from sbctl.cli.planning import PlanRequest, limits_of, plan_against, planned
@@ -79,7 +85,7 @@ def plan(
     if out is not None:
         from sbctl.cli.saving import save_plan
 
-        found = save_plan(workspace, request, out, assume_yes=yes)
+        found = save_plan(workspace, request, out, assume_yes=yes, lock_timeout_s=lock_timeout)
     else:
         with planned(workspace, request) as result:
             found = result.plan
@@ -95,15 +101,21 @@ def drift(
     explain: Annotated[bool, typer.Option("--explain", help="Every reason and value.")] = False,
     target: Target = None,
     exclude: Exclude = None,
+    replace: Replace = None,
+    refresh: Refresh = True,
+    max_blast_radius: MaxBlastRadius = None,
     allow_unreachable: AllowUnreachable = False,
     parallelism: Parallelism = 10,
+    lock_timeout: ReadersLockTimeout = 0.0,  # noqa: ARG001 - the four commands share their options
 ) -> int:
     """Show what changed on the hosts since the last apply; edits of sb.yml do not matter. Exit 0: nothing; 2: drift."""
-    from sbctl.cli.planning import PlanRequest, planned
+    from sbctl.cli.planning import PlanRequest, limits_of, planned
     from sbctl.cli.workspace import Workspace
     from sbctl.plan.policy import plan_exit_code
     from sbctl.views.plan import print_plan
 
+    refuse_without_meaning("drift", refresh=refresh, replace=replace)
+    limits = limits_of(max_blast_radius)
     workspace = Workspace(file)
     workspace.require_state()
     request = PlanRequest(
@@ -114,8 +126,8 @@ def drift(
         parallelism=parallelism,
     )
     with planned(workspace, request) as found:
-        print_plan(found.plan, format=format.value, explain=explain)
-        return plan_exit_code(found.plan)
+        print_plan(found.plan, limits, format=format.value, explain=explain)
+        return plan_exit_code(found.plan, limits)
 
 
 def show(
@@ -133,7 +145,7 @@ def show(
 
     workspace = Workspace(file)
     saved = open_saved_plan(workspace, plan_file, verify=False)
-    print_plan_document(saved.document, format=format.value, explain=explain)
+    print_plan_document(saved.document, format=format.value, explain=explain, command="show")
     try:
         open_saved_plan(workspace, plan_file, verify=True)
     except SbctlError as error:

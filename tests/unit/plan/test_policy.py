@@ -49,6 +49,13 @@ def test_one_table_of_exit_codes(given: PlanInputs, limits: Limits, code: ExitCo
     assert plan_exit_code(plan_of(given), limits) is code
 
 
+def test_drift_whose_repair_would_be_noticed_more_than_allowed_is_refused() -> None:
+    plan = plan_of(inputs((), KNOWN, mode="drift", observed=()))
+    noticed = replace(plan, changes=tuple(replace(one, blast_radius=BlastRadius.RESTART) for one in plan.changes))
+    assert plan_exit_code(noticed, Limits(BlastRadius.RESTART)) is ExitCode.CHANGES
+    assert plan_exit_code(noticed, Limits(BlastRadius.RELOAD)) is ExitCode.REFUSED
+
+
 def test_prevent_destroy_blocks_what_stands_under_it_and_names_the_way_out() -> None:
     plan = plan_of(inputs((), KNOWN, mode="destroy", prevent_destroy=("artifact.*",)))
     assert blocked(plan) == {

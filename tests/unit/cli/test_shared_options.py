@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from sbctl.base.errors import ExitCode
+from sbctl.cli.app import app
+from sbctl.cli.main import main
+
+SHARED = {
+    "--target", "--exclude", "--replace", "--refresh", "--no-refresh", "--max-blast-radius", "--allow-unreachable", "--parallelism",
+    "--lock-timeout", "--file",
+}  # fmt: skip
+
+
+def options_of(command: str) -> set[str]:
+    found = get_command(app).commands[command]  # type: ignore[attr-defined]
+    return {name for option in found.params for name in (*option.opts, *option.secondary_opts)}
+
+
+@pytest.mark.parametrize("command", ["plan", "apply", "destroy", "drift"])
+def test_the_four_commands_share_their_options(command: str) -> None:
+    assert options_of(command) >= SHARED
+
+
+@pytest.mark.parametrize("command", ["plan", "apply", "destroy", "rollback"])
+def test_yes_has_two_spellings(command: str) -> None:
+    assert options_of(command) >= {"--yes", "--auto-approve"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("apply", "--no-refresh"), "apply goes by what the hosts say"),
+        (("destroy", "--no-refresh"), "destroy goes by what the hosts say"),
+        (("drift", "--no-refresh"), "drift goes by what the hosts say"),
+        (("drift", "--replace", "engine.*"), "drift makes nothing anew"),
+        (("destroy", "--replace", "engine.*"), "destroy makes nothing anew"),
+    ],
+)
+def test_a_shared_option_that_a_command_cannot_follow_is_refused_before_anything(
+    arguments: tuple[str, ...],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == ExitCode.USAGE
+    assert why in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
