@@ -74,8 +74,21 @@ def _command_of(arguments: Sequence[str]) -> str:
     return ".".join(words if words[:1] in (["state"], ["key"], ["bundle"]) else words[:1])
 
 
+def _hold_standard_streams() -> None:
+    """The number of a stream that was closed goes to the next file that is opened: the state, say. So nothing takes it."""
+    while (held := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(held)
+    # What was closed when Python started is None, whatever the types say.
+    streams: dict[str, object] = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+    for number, (name, stream) in enumerate(streams.items()):
+        if stream is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; prints what went wrong on stderr."""
+    _hold_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given in (["version"], ["--version"]):
         from sbctl import __version__

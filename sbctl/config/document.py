@@ -22,6 +22,7 @@ _SECRET_NAME_RE: Final = re.compile(
     r"(?i)password|passphrase|passwd|secret|(?:^|[_.-])token$|api_?key$|shared_key|master_key|private_key|pepper|credential|signing_key$"
 )
 _REFERENCE_RE: Final = re.compile(r"(?:env|file|exec|node-file|secret):\S.*|\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_OPEN_KEY_FIELDS: Final = frozenset({"models", "priority", "requests_per_minute"})
 _SECRET_LINE_RE: Final = re.compile(
     r"(?i)((?:password|passphrase|passwd|secret|token|api_?key|shared_key|master_key|private_key|pepper|credential)[A-Za-z0-9_]*[\"']?\s*:\s*)(\S.*)"
 )
@@ -61,6 +62,13 @@ def names_secret(name: str) -> bool:
     return _SECRET_NAME_RE.search(name) is not None
 
 
+def _hides_value(path: Path) -> bool:
+    """Whether the value at `path` is not shown: a field that holds a secret, or an API key where its hash should stand."""
+    if any(isinstance(part, str) and names_secret(part) for part in path):
+        return True
+    return "api_keys" in path[:-1] and _OPEN_KEY_FIELDS.isdisjoint(path)
+
+
 def is_reference(text: str) -> bool:
     """Whether a value only says where a secret is, and so may be shown."""
     return _REFERENCE_RE.fullmatch(text) is not None
@@ -96,7 +104,7 @@ class Document:
         masked: dict[int, list[str]] = {}
         containers = {path[:-1] for path in self.nodes if path}
         for path, node in self.nodes.items():
-            if path in containers or not any(isinstance(part, str) and names_secret(part) for part in path):
+            if path in containers or not _hides_value(path):
                 continue
             raw = self.text[node.start : node.end]
             if is_reference(raw.strip("'\" \r\n")):

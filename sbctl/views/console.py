@@ -8,6 +8,7 @@ running apply goes on to its safe point. An encoding that lacks our signs gets p
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -58,8 +59,8 @@ def note(text: str) -> None:
 
 
 def print_json(command: str, body: Mapping[str, Any]) -> None:
-    """Print a command's result as JSON on stdout."""
-    _write(dump_pretty(envelope(command, body)), sys.stdout)
+    """Print a command's result as JSON on stdout; what a terminal would obey, or the encoding lacks, is escaped as JSON does."""
+    _write(_json_safe(dump_pretty(envelope(command, body)), sys.stdout), sys.stdout)
 
 
 def print_plain(text: str) -> None:
@@ -126,6 +127,18 @@ def _print(renderable: RenderableType, stream: TextIO) -> None:
     buffer = io.StringIO()
     _console(stream, buffer).print(renderable, soft_wrap=isinstance(renderable, (str, Text)))
     _write(buffer.getvalue(), stream)
+
+
+def _json_safe(text: str, stream: TextIO) -> str:
+    """Finished JSON with unsafe characters written as `\\uNNNN`; only strings of it can hold them, so it means the same."""
+    if text.isascii():
+        return text
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+        kept = frozenset(char for char in set(text) if char == "\n" or display_safe(char) == char)
+    except UnicodeEncodeError:
+        kept = frozenset(char for char in set(text) if char.isascii())
+    return "".join(char if char in kept else json.dumps(char)[1:-1] for char in text)
 
 
 def _write(text: str, stream: TextIO) -> None:

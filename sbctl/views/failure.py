@@ -6,7 +6,7 @@ import traceback
 
 from rich.text import Text
 
-from sbctl.base.errors import SbctlError
+from sbctl.base.errors import SbctlError, UsageError
 from sbctl.base.secret import redact
 from sbctl.views.console import print_json, talk
 from sbctl.views.diagnostics import error_document, error_text
@@ -25,8 +25,12 @@ def print_failure(error: SbctlError, *, as_json: bool = False, command: str = ""
         talk(error_text(error))
 
 
-def print_usage_error(message: str, command_path: str) -> None:
+def print_usage_error(message: str, command_path: str, *, as_json: bool = False) -> None:
     """A wrong command line."""
+    if as_json:
+        usage = UsageError("usage", message, next_step=f"{command_path} --help")
+        print_failure(usage, as_json=True, command=".".join(command_path.split()[1:]))
+        return
     text = Text("error[usage]", style="bold red")
     text.append(f": {safe(message)}\n", style="bold")
     text.append(f"   = {safe(command_path)} --help")

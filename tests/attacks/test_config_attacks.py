@@ -344,3 +344,13 @@ def test_A7_bounded_memory_in_a_process_of_its_own(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env={"PYTHONPATH": str(Path(__file__).parents[2])}, check=False, timeout=60
     )
     assert done.returncode == 3
+
+
+def test_H1_a_key_pasted_where_its_hash_belongs_is_not_shown(findings_of: Findings) -> None:
+    canary = "canary-77aa"
+    text = f'fleet:\n  api_keys:\n    app: {{sha256: "{canary}", models: [chat], other: {canary}}}\n'
+    found = findings_of(text + MINIMAL)
+    assert {"config.bad_value", "config.unknown_field"} <= {each.code for each in found}
+    shown = " ".join(f"{each} {each.span.source_line if each.span else ''}" for each in found)
+    assert canary not in shown
+    assert "models: [chat]" in shown

@@ -1,0 +1,51 @@
+"""Abuse cases of output (docs/threats.md, H3, H4): foreign text on a terminal, JSON for every failure, any encoding."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from sbctl.cli.main import main
+from sbctl.views import console
+
+FOREIGN = 'model \u202e \x9b31m \x1b[0m \U0001f600 “é” {"n": 1}\n'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_H3_foreign_text_in_json_stays_json_and_reaches_no_terminal_raw(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    console.print_json("plan", {"said": FOREIGN, FOREIGN: 1})
+    text = raw.getvalue().decode(encoding)
+    assert json.loads(text) == {"schema_version": 1, "command": "plan", "said": FOREIGN, FOREIGN: 1}
+    assert not set(text) & set("\u202e\x9b\x1b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "code"),
+    [
+        (["plan", "-f", "nowhere.yml", "--format", "json"], "plan", 3),
+        (["state", "list", "-f", "nowhere/sb.yml", "--format=json"], "state.list", 3),
+        (["plan", "--no-such-option", "--format", "json"], "plan", 64),
+        (["nonsense", "--format", "json"], "", 64),
+    ],
+)
+def test_H4_every_failure_of_a_json_command_is_one_json_document(
+    arguments: list[str],
+    command: str,
+    code: int,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert (document["command"], document["error"]["exit_code"], err) == (command, code, "")
