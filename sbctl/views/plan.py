@@ -19,10 +19,16 @@ def print_plan(plan: Plan, limits: Limits = _NO_LIMITS, *, format: str = "text",
     print_plan_document(PlanDocument.model_validate(plan_document(plan, limits)), format=format, explain=explain)
 
 
-def print_plan_document(document: PlanDocument, *, format: str = "text", explain: bool = False) -> None:  # noqa: A002
-    """The same from a saved plan."""
+def print_plan_document(
+    document: PlanDocument,
+    *,
+    format: str = "text",  # noqa: A002
+    explain: bool = False,
+    command: str | None = None,
+) -> None:
+    """The same from a saved plan; `command` is what JSON calls it."""
     if format == "json":
-        print_json("plan", document.model_dump(mode="json"))
+        print_json(command or ("drift" if document.mode == "drift" else "plan"), document.model_dump(mode="json"))
     elif format == "markdown":
         print_plain(plan_markdown(document))
     else:
