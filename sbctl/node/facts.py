@@ -43,6 +43,8 @@ _PROBE = (
     "import json,os,sys;"
     "print(json.dumps([list(sys.version_info[:3]),os.path.realpath(getattr(sys,'_base_executable','')or sys.executable)]))"
 )
+_probed: dict[tuple[str, int, int, int], str] = {}
+"""What an interpreter said, by path, inode, size and time of change: a node process tells its host again and again."""
 
 
 class FactsError(Exception):
@@ -56,18 +58,22 @@ class FactsError(Exception):
         self.next_step = next_step
 
 
-def gather(env: Mapping[str, str], uid: int, extra_pythons: Iterable[str] = ()) -> dict[str, Any]:
+def gather(
+    env: Mapping[str, str], uid: int, extra_pythons: Iterable[str] = (), *, pythons_if_installed: bool = True
+) -> dict[str, Any]:
     """The parts of a snapshot that need no runtime: `host`, `marker`, `paths`, `disk`, `runtime`; and the `environment` to start one in.
 
-    `extra_pythons` are paths of interpreters to look at besides PATH and the usual places. Raises FactsError, ValueError (no home).
+    `extra_pythons` are paths of interpreters to look at besides PATH and the usual places; with `pythons_if_installed` false and a runtime
+    installed none is looked at but this one, since each has to be started. Raises FactsError, ValueError (no home).
     """
     paths = node_paths(uid, env)
     installed = installed_versions(paths)
     environment = {name: env[name] for name in _KEPT_VARIABLES if env.get(name)}
     if "HOME" not in environment:
         environment["HOME"] = os.path.expanduser("~") if uid else "/root"
+    looked_at = [*extra_pythons, *_python_candidates(env)] if pythons_if_installed or not installed else []
     return {
-        "host": _host_facts(env, uid, extra_pythons),
+        "host": _host_facts(env, uid, looked_at),
         "marker": read_marker(paths),
         "paths": {name: str(getattr(paths, name)) for name in ("etc", "state", "cache", "opt", "staging")},
         "disk": {"cache_free_bytes": _free_bytes(paths.cache), "state_free_bytes": _free_bytes(paths.state)},
@@ -116,7 +122,8 @@ def installed_versions(paths: NodePaths) -> list[str]:
 def answer(document: Mapping[str, Any]) -> None:
     """Gather and print one line behind the document's marker, which no banner can contain: `{"result": …}` or `{"error": …}`."""
     try:
-        reply = {"result": gather(os.environ, os.getuid(), document.get("extra_pythons", ()))}
+        extra, always = document.get("extra_pythons", ()), document.get("pythons_if_installed", True)
+        reply = {"result": gather(os.environ, os.getuid(), extra, pythons_if_installed=always)}
     except FactsError as error:
         reply = {"error": _wire(error.code, error.message, error.place, error.next_step)}
     except (OSError, ValueError) as error:
@@ -134,7 +141,7 @@ def _damaged(paths: NodePaths, message: str) -> FactsError:
     return FactsError("host.marker_damaged", message, str(paths.marker), step)
 
 
-def _host_facts(env: Mapping[str, str], uid: int, extra_pythons: Iterable[str]) -> dict[str, Any]:
+def _host_facts(env: Mapping[str, str], uid: int, pythons: Iterable[str]) -> dict[str, Any]:
     system = os.uname()
     release = _os_release()
     total, available = _memory()
@@ -152,7 +159,7 @@ def _host_facts(env: Mapping[str, str], uid: int, extra_pythons: Iterable[str]) 
         "memory_available_bytes": available,
         "uid": uid,
         "init": _init(env, uid),
-        "pythons": _pythons(env, extra_pythons),
+        "pythons": _pythons(pythons),
         "now": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),  # noqa: UP017 - 3.8
     }
 
@@ -181,20 +188,20 @@ def _libc() -> str:
     return ""
 
 
-def _pythons(env: Mapping[str, str], extra: Iterable[str]) -> list[dict[str, str]]:
+def _pythons(candidates: Iterable[str]) -> list[dict[str, str]]:
     """Interpreters of 3.11 or newer, each once by its real path; one that serves us now needs no probe."""
     found: dict[str, tuple[int, ...]] = {}
     own = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     if own and os.access(own, os.X_OK):
         found[own] = tuple(sys.version_info[:3])
     seen = {own}
-    for candidate in [*extra, *_python_candidates(env)]:
+    for candidate in candidates:
         real = os.path.realpath(candidate)
         if real in seen:
             continue
         seen.add(real)
         try:
-            version, base = json.loads(_run([candidate, "-I", "-c", _PROBE]))
+            version, base = json.loads(_probe(candidate))
             found.setdefault(str(base), tuple(int(part) for part in version))
         except (ValueError, TypeError):
             continue
@@ -204,6 +211,17 @@ def _pythons(env: Mapping[str, str], extra: Iterable[str]) -> list[dict[str, str
         for path, version in newest_first
         if version >= _OLDEST and len(path) <= 512
     ][:16]
+
+
+def _probe(python: str) -> str:
+    try:
+        status = os.stat(python)
+    except OSError:
+        return ""
+    key = (python, status.st_ino, status.st_size, status.st_mtime_ns)
+    if not _probed.get(key):
+        _probed[key] = _run([python, "-I", "-c", _PROBE])
+    return _probed[key]
 
 
 def _python_candidates(env: Mapping[str, str]) -> list[str]:

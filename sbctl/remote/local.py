@@ -129,7 +129,8 @@ class LocalTransport:
         if command != FACTS:
             return bootstrap_script.perform(command, {"deadline_s": deadline_s, **params}, self._environ, os.getuid())
         try:
-            return gather(self._environ, os.getuid(), params.get("extra_pythons", ()))
+            extra, always = params.get("extra_pythons", ()), params.get("pythons_if_installed", True)
+            return gather(self._environ, os.getuid(), extra, pythons_if_installed=always)
         except FactsError as error:
             raise HostError(error.code, error.message, place=error.place, next_step=error.next_step) from error
         except ValueError as error:

@@ -26,7 +26,7 @@ from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.fs import disk_error
 from sbctl.base.secret import Secret
 from sbctl.node.messages import PARAMS, Method
-from sbctl.node.snapshot import NodeSnapshot
+from sbctl.node.snapshot import NodeSnapshot, PythonFact
 from sbctl.remote.bootstrap import FACTS
 from sbctl.remote.channel import NodeChannel, NodeMissing
 from sbctl.remote.transport import ChannelBroken, Progress, Transport, no_progress
@@ -44,6 +44,8 @@ class _Facts:
 
     snapshot: NodeSnapshot
     environment: Mapping[str, str]
+    has_pythons: bool
+    """Whether the host looked for its interpreters."""
 
 
 class HostSession:
@@ -56,6 +58,7 @@ class HostSession:
         self._clock = clock
         self._extra_pythons = (python,) if python else ()
         self._facts: _Facts | None = None
+        self._pythons: tuple[PythonFact, ...] = ()
         self._installed_version: str | None = None
         self._node: NodeChannel | None = None
 
@@ -68,12 +71,12 @@ class HostSession:
             try:
                 node = self._open_node(deadline)
             except NodeMissing:
-                return self._gather(deadline).snapshot
+                return self._gather(deadline, pythons=True).snapshot
             except HostError as error:
                 if error.code != "node.start_failed":
                     raise
                 # Damaged programs are a host to install anew, not one that is out of reach.
-                return self._gather(deadline).snapshot
+                return self._gather(deadline, pythons=True).snapshot
             try:
                 answer = node.request(Method.SNAPSHOT, {}, {}, deadline_s=self._left(deadline), progress=no_progress)
             except ChannelBroken as broken:
@@ -81,7 +84,9 @@ class HostSession:
                 if broken.sent or attempt:
                     raise broken.cause from broken
             else:
-                return _snapshot(self.host, {**answer, "bootstrapped": True})
+                found = _snapshot(self.host, {**answer, "bootstrapped": True})
+                self._pythons = found.host.pythons
+                return found
         raise AssertionError("two attempts end in an answer or an error")
 
     def call(
@@ -145,11 +150,13 @@ class HostSession:
         checked: dict[str, Any] = model.model_validate_json(json.dumps(dict(params))).model_dump(mode="json")
         return checked
 
-    def _gather(self, deadline: float) -> _Facts:
-        if self._facts is None:
-            asked = {"extra_pythons": list(self._extra_pythons)}
+    def _gather(self, deadline: float, *, pythons: bool = False) -> _Facts:
+        """With `pythons` the host's interpreters are told for sure; without, only where no runtime is installed that tells them anyway."""
+        if self._facts is None or (pythons and not self._facts.has_pythons):
+            asked = {"extra_pythons": list(self._extra_pythons), "pythons_if_installed": pythons}
             raw = self._transport.bootstrap(FACTS, asked, python=None, deadline_s=self._left(deadline))
-            self._facts = _Facts(_snapshot(self.host, {**raw, "bootstrapped": False}), _environment(raw))
+            told = _snapshot(self.host, {**raw, "bootstrapped": False})
+            self._facts = _Facts(told, _environment(raw), pythons or not told.runtime.installed_versions)
         return self._facts
 
     def _bootstrap(self, command: str, params: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
@@ -165,7 +172,7 @@ class HostSession:
             raise broken.cause from broken
 
     def _python(self, deadline: float) -> str:
-        pythons = self._gather(deadline).snapshot.host.pythons
+        pythons = self._pythons or self._gather(deadline, pythons=True).snapshot.host.pythons
         if not pythons:
             raise HostError(
                 "host.no_python",

@@ -59,6 +59,33 @@ def test_the_interpreter_that_asks_is_among_the_pythons_each_once_by_its_real_pa
     assert all(os.path.realpath(path) == path for path in listed)
 
 
+def test_a_runtime_saves_looking_for_other_interpreters_where_nobody_asks(paths: NodePaths, tmp_path: Path) -> None:
+    other = tmp_path / "python3.12"
+    other.write_text("#!/bin/sh\necho '[[3, 12, 0], \"/no/such/python3.12\"]'\n")
+    other.chmod(0o755)
+
+    def listed(**more: bool) -> list[str]:
+        found = gather(_environment(paths), os.getuid(), [str(other)], **more)["host"]["pythons"]
+        return [python["path"] for python in found]
+
+    assert "/no/such/python3.12" in listed(pythons_if_installed=False)
+    _install(paths, "0.1.0")
+    assert listed(pythons_if_installed=False) == [os.path.realpath(sys._base_executable)]
+    assert "/no/such/python3.12" in listed()
+
+
+def test_an_interpreter_is_asked_once_until_it_changes(paths: NodePaths, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    other = tmp_path / "python3.13"
+    for version, times in ((0, 1), (10, 2)):
+        other.write_text(f"#!/bin/sh\necho >> {asked}\necho '[[3, 13, {version}], \"{other}\"]'\n")
+        other.chmod(0o755)
+        for _ in range(2):
+            pythons = gather(_environment(paths), os.getuid(), [str(other)])["host"]["pythons"]
+            assert {"path": str(other), "version": f"3.13.{version}"} in pythons
+        assert len(asked.read_text()) == times
+
+
 def test_only_named_variables_are_told(paths: NodePaths) -> None:
     told = gather({**_environment(paths), "XDG_STATE_HOME": "/s"}, os.getuid())["environment"]
     assert set(told) == {"PATH", "HOME", "XDG_STATE_HOME"}

@@ -284,7 +284,21 @@ class TestBootstrapCalls:
     def test_an_interpreter_the_operator_names_is_looked_at(self) -> None:
         transport = _transport()
         HostSession("gpu-a", transport, SYSTEM_CLOCK, python="/opt/py/bin/python3").snapshot(DEADLINE_S)
-        assert transport.asked[0][1] == {"extra_pythons": ["/opt/py/bin/python3"]}
+        assert transport.asked[0][1] == {"extra_pythons": ["/opt/py/bin/python3"], "pythons_if_installed": False}
+
+    def test_interpreters_are_looked_for_only_where_nobody_told_them(self) -> None:
+        told = {"host": {"pythons": [{"path": "/usr/bin/python3.12", "version": "3.12.1"}]}}
+        transport = _transport(handler=lambda request: [{"id": request["id"], "result": told}])
+        session = _session(transport)
+        session.snapshot(DEADLINE_S)
+        _call(session, "host.mark", MARK)
+        asked = [(command, sent.get("pythons_if_installed"), python) for command, sent, python in transport.asked]
+        assert asked == [("facts", False, None), ("mark", None, "/usr/bin/python3.12")]
+
+    def test_a_damaged_runtime_makes_the_host_look_for_its_interpreters(self) -> None:
+        transport = _transport(first=(CUT,), status=1)
+        assert not _session(transport).snapshot(DEADLINE_S).bootstrapped
+        assert [sent["pythons_if_installed"] for _, sent, _ in transport.asked] == [False, True]
 
 
 class TestPut:
