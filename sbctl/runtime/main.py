@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -11,14 +10,6 @@ from sbctl import __version__
 from sbctl.base.errors import ExitCode, SbctlError
 
 __all__ = ["main"]
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse exits with 2 on a typo; in our table 2 means "there are changes"."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\n")
 
 
 def _serve(argv: list[str]) -> int:
@@ -60,20 +51,36 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit status. Errors of ours become one line on stderr and their exit code."""
+def _explain(argv: Sequence[str]) -> NoReturn:
+    """Help, the version, or what is wrong with a command line that begins with no subcommand."""
+    import argparse
+
+    class _Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            # argparse exits with 2; in our table 2 means "there are changes".
+            self.print_usage(sys.stderr)
+            self.exit(ExitCode.USAGE, f"{self.prog}: {message}\n")
+
     parser = _Parser(prog="sbctl-runtime", description=__doc__, add_help=True)
     parser.add_argument("-V", "--version", action="version", version=f"sbctl-runtime {__version__}")
     commands = ", ".join(f"{name}: {text}" for name, (_, text) in _COMMANDS.items())
     parser.add_argument("command", choices=tuple(_COMMANDS), help=commands)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    parsed = parser.parse_args(argv)
-    run, _ = _COMMANDS[parsed.command]
+    parser.parse_args(argv)
+    parser.error("a subcommand comes first")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status. Errors of ours become one line on stderr and their exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    if not given or given[0] not in _COMMANDS:
+        _explain(given)
+    command, *arguments = given
+    run, _ = _COMMANDS[command]
     try:
-        return run(list(parsed.arguments))
+        return run(arguments)
     except SbctlError as error:
         step = f"; {error.next_step}" if error.next_step else ""
-        sys.stderr.write(f"sbctl-runtime {parsed.command}: {error}{step}\n")
+        sys.stderr.write(f"sbctl-runtime {command}: {error}{step}\n")
         return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)

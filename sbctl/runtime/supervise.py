@@ -10,10 +10,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import logging
-import logging.handlers
 import os
 import random
 import signal
@@ -58,6 +55,8 @@ def die_with_supervisor() -> None:
     """In `serve`: be told to stop when the supervisor that started this process dies. Nothing without one."""
     expected = os.environ.pop(_SUPERVISED_VARIABLE, "")
     if expected.isdigit():
+        import ctypes
+
         ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != int(expected):
             raise HostError("runtime.supervisor_gone", "the supervisor died while the runtime was starting")
@@ -67,6 +66,8 @@ class _Supervisor:
     """The loop. Everything in it is synchronous: it waits for one child."""
 
     def __init__(self, paths: NodePaths) -> None:
+        import logging.handlers
+
         self._paths = paths
         self._child: subprocess.Popen[str] | None = None
         self._stopping = False

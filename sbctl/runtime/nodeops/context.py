@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -77,6 +76,7 @@ class NodeContext:
 
 def run_cancellable(context: NodeContext, work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run async work of a call to its end, or until the channel closes. Raises InterruptedBySignal then."""
+    import asyncio
 
     async def run() -> _Result:
         loop = asyncio.get_running_loop()

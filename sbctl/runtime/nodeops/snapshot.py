@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,18 +19,7 @@ from sbctl.engines.detect import find_llama_server, installed_wheels, probe_llam
 from sbctl.node.facts import FactsError, gather
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
-from sbctl.node.snapshot import (
-    ArtifactState,
-    BundleState,
-    DeploymentState,
-    DiskState,
-    EngineState,
-    HostFacts,
-    HostMarker,
-    NodePathsState,
-    NodeSnapshot,
-    RuntimeState,
-)
+from sbctl.node.snapshot import BundleState, DeploymentState, NodeSnapshot
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.units import Systemd, systemd_of
@@ -74,20 +65,22 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
     paths = context.paths
     status = ControlClient(paths.control_socket).status() or {}
     root = cache_root(paths)
-    return NodeSnapshot(
-        bootstrapped=True,
-        host=HostFacts.model_validate(facts["host"]),
-        marker=HostMarker.model_validate(facts["marker"]) if facts["marker"] else None,
-        paths=NodePathsState.model_validate(facts["paths"]),
-        disk=DiskState(cache_free_bytes=fs.free_bytes(root), state_free_bytes=fs.free_bytes(paths.state)),
-        runtime=_runtime(context, facts, status),
-        engines=_engines(context),
-        artifacts=_artifacts(root),
-        bundle=_one(BundleState, status.get("bundle")),
-        deployments=tuple(
+    told = {
+        "bootstrapped": True,
+        "host": facts["host"],
+        "marker": facts["marker"],
+        "paths": facts["paths"],
+        "disk": {"cache_free_bytes": fs.free_bytes(root), "state_free_bytes": fs.free_bytes(paths.state)},
+        "runtime": _runtime(context, facts, status),
+        "engines": _engines(context),
+        "artifacts": [asdict(entry) for entry in ArtifactCache(root).entries()],
+        "bundle": _one(BundleState, status.get("bundle")),
+        "deployments": [
             state for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments"))) if state
-        ),
-    )
+        ],
+    }
+    # One model is built, not one for each part: most of what a node process does is starting.
+    return NodeSnapshot.model_validate(told)
 
 
 def answer_snapshot(context: NodeContext, _params: None) -> dict[str, Any]:
@@ -106,29 +99,29 @@ def _one(kind: type[_State], raw: object) -> _State | None:
         return None
 
 
-def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str, Any]) -> RuntimeState:
+def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
     paths = context.paths
     systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
     unit = systemd.installed() if systemd is not None else None
     parent = supervisor_of(paths)
     supervision, is_up = _supervision(systemd, unit, parent is not None)
     by_hand = bool(status.get("started_by_hand"))
-    return RuntimeState(
-        installed_versions=tuple(facts["runtime"]["installed_versions"]),
-        current_version=facts["runtime"]["current_version"],
-        supervision=supervision,
-        unit_path=str(systemd.unit_path) if systemd is not None and unit is not None else None,
-        unit_sha256=None if unit is None else sha256_bytes(unit),
-        config_sha256=stored_config(paths)[1],
-        trust_digest=_trust(paths),
-        running=bool(status) or is_up,
-        healthy=bool(status.get("healthy")),
-        pid=status.get("pid"),
-        version_running=status.get("version"),
-        started_by_hand=by_hand,
-        admin_url=status.get("admin_url"),
-        http_url=status.get("http_url"),
-    )
+    return {
+        "installed_versions": tuple(facts["runtime"]["installed_versions"]),
+        "current_version": facts["runtime"]["current_version"],
+        "supervision": supervision,
+        "unit_path": str(systemd.unit_path) if systemd is not None and unit is not None else None,
+        "unit_sha256": None if unit is None else sha256_bytes(unit),
+        "config_sha256": stored_config(paths)[1],
+        "trust_digest": _trust(paths),
+        "running": bool(status) or is_up,
+        "healthy": bool(status.get("healthy")),
+        "pid": status.get("pid"),
+        "version_running": status.get("version"),
+        "started_by_hand": by_hand,
+        "admin_url": status.get("admin_url"),
+        "http_url": status.get("http_url"),
+    }
 
 
 def _supervision(systemd: Systemd | None, unit: bytes | None, has_parent: bool) -> tuple[Any, bool]:
@@ -145,32 +138,23 @@ def _trust(paths: NodePaths) -> str | None:
         return "unreadable"
 
 
-def _engines(context: NodeContext) -> tuple[EngineState, ...]:
+def _engines(context: NodeContext) -> list[dict[str, Any]]:
     engines = context.paths.engines
-    found = [
-        EngineState(
-            engine=record.engine,
-            launch="wheel",
-            version=record.version,
-            digest=record.sha256,
-            path=str(engines / "llama_cpp" / record.version),
-        )
+    found: list[dict[str, Any]] = [
+        {
+            "engine": record.engine,
+            "launch": "wheel",
+            "version": record.version,
+            "digest": record.sha256,
+            "path": str(engines / "llama_cpp" / record.version),
+        }
         for record in installed_wheels(engines)
     ]
     program = find_llama_server(context.environ.get("PATH", ""))
     if program is not None:
-        try:
-            build = probe_llama_server(program, with_flags=False)
+        with contextlib.suppress(EngineError):
+            version = probe_llama_server(program, with_flags=False).version
             found.append(
-                EngineState(engine="llama_cpp", launch="binary", version=build.version, path=str(program), ours=False)
+                {"engine": "llama_cpp", "launch": "binary", "version": version, "path": str(program), "ours": False}
             )
-        except EngineError:
-            pass
-    return tuple(found)
-
-
-def _artifacts(root: Path) -> tuple[ArtifactState, ...]:
-    return tuple(
-        ArtifactState(artifact=entry.artifact, state=entry.state, size_bytes=entry.size_bytes, reason=entry.reason)
-        for entry in ArtifactCache(root).entries()
-    )
+    return found

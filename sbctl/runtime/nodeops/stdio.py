@@ -15,7 +15,6 @@ import os
 import queue
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -83,6 +82,8 @@ class Dispatcher:
         except OSError as error:
             self._send({"id": number, "error": _os_error(error).to_wire()})
         except Exception as error:  # noqa: BLE001 - the caller learns of every failure
+            import traceback
+
             traceback.print_exc(file=sys.stderr)
             failure = HostError("node.internal", f"the node interface failed unexpectedly: {type(error).__name__}")
             self._send({"id": number, "error": failure.to_wire()})

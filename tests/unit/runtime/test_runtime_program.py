@@ -190,6 +190,29 @@ def test_error_bodies_in_the_shape_that_clients_read(
     assert ("WWW-Authenticate" in response.headers) is (status == 401)
 
 
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["--version"], 0, "sbctl-runtime "),
+        (["--help"], 0, "subcommand"),
+        ([], 64, "required: command"),
+        (["sevre"], 64, "invalid choice: 'sevre'"),
+        (["--no-such", "serve"], 64, "usage"),
+        (["node"], 64, "node --stdio"),
+    ],
+)
+def test_a_command_line_without_a_subcommand_is_explained(
+    capsys: pytest.CaptureFixture[str], argv: list[str], code: int, says: str
+) -> None:
+    try:
+        status = main(argv)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
+    assert status == code
+    out, err = capsys.readouterr()
+    assert says in out + err
+
+
 def test_an_installation_that_is_whole_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     from sbctl import __version__
 
