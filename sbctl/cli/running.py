@@ -17,14 +17,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sbctl.base.errors import ExitCode, InputError
-from sbctl.base.fs import ensure_directory, write_atomic
+from sbctl.base.fs import ensure_directory, read_bounded, write_atomic
 from sbctl.cli.applying import ApplyRequest, apply
 from sbctl.cli.planning import PlanRequest
 from sbctl.cli.workspace import Workspace
-from sbctl.node.paths import PREFIX_VARIABLE, node_paths
+from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.plan.model import Plan
 from sbctl.trust.keys import SigningKey
 from sbctl.views.apply_text import print_apply_result
@@ -34,21 +34,48 @@ from sbctl.views.plan import print_plan
 
 __all__ = ["RunRequest", "configuration_of", "run_model"]
 
+_ENGINE: Final = "llama_cpp"
+
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """`port` 0 takes any free one; `name` is the public model name, by default the model's id."""
+    """`port` 0 takes any free one, as `admin_port` does; `name` is the public model name, by default the model's id."""
 
     model: str
     variant: str | None = None
     name: str | None = None
     port: int = 8080
+    admin_port: int = 0
+    engine: str = "auto"
+    acceleration: str = "auto"
     max_concurrency: int = 2
     cache_directory: Path | None = None
 
 
-def configuration_of(request: RunRequest, port: int) -> dict[str, Any]:
-    """The sb.yml of a run. Raises InputError `run.model` for what is no catalog id."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a run lives, and on which ports it answers."""
+
+    workspace: Workspace
+    node: NodePaths
+    port: int
+    admin_port: int
+
+
+def configuration_of(request: RunRequest, port: int, admin_port: int) -> dict[str, Any]:
+    """The sb.yml of a run. Raises InputError `run.model`, `run.engine`, `run.acceleration` for what cannot be run here."""
+    if request.engine not in ("auto", _ENGINE):
+        raise InputError(
+            "run.engine",
+            f"the engine {request.engine} is not in this version of sbctl",
+            next_step=f"--engine {_ENGINE}",
+        )
+    if request.acceleration not in ("auto", "cpu"):
+        raise InputError(
+            "run.acceleration",
+            f"acceleration by {request.acceleration} is not in this version of sbctl",
+            next_step="--accel auto and cpu run on the CPU",
+        )
     if ":" in request.model or "/" in request.model:
         raise InputError(
             "run.model",
@@ -60,6 +87,7 @@ def configuration_of(request: RunRequest, port: int) -> dict[str, Any]:
         "model": request.model,
         "pull": "on_boot",
         "warm": True,
+        "engine": request.engine,
         "max_concurrency": request.max_concurrency,
     }
     if request.variant:
@@ -70,24 +98,26 @@ def configuration_of(request: RunRequest, port: int) -> dict[str, Any]:
         "deployment": "local",
         "models": [request.name or request.model],
     }
+    origin = {"action": {"type": "ai_proxy", "providers": [provider]}}
     return {
         "fleet": {"defaults": {"keep": ["weights"]}},
         "proxy": {
             "http_bind_port": port,
+            "admin": {"enabled": True, "port": admin_port},
             "model_host": {"cache": {"directory": str(cache)}, "deployments": {"local": deployment}},
         },
-        "origins": {"localhost": {"action": {"type": "ai_proxy", "providers": [provider]}}},
+        "origins": {"127.0.0.1": origin, "localhost": origin},
     }
 
 
 @contextlib.contextmanager
-def _place(request: RunRequest) -> Iterator[tuple[Workspace, int]]:
+def _place(request: RunRequest) -> Iterator[_Place]:
     """A private directory with everything of this run; removed at the end."""
-    port = request.port or _free_port()
+    port, admin_port = request.port or _free_port(), request.admin_port or _free_port()
     directory = Path(tempfile.mkdtemp(prefix="sbctl-run-"))
     try:
         file = directory / "sb.yml"
-        write_atomic(file, json.dumps(configuration_of(request, port), indent=2).encode())
+        write_atomic(file, json.dumps(configuration_of(request, port, admin_port), indent=2).encode())
         ensure_directory(directory / "node")
         environ = {
             **os.environ,
@@ -96,7 +126,7 @@ def _place(request: RunRequest) -> Iterator[tuple[Workspace, int]]:
         }
         for name in ("SBCTL_SIGNING_KEY_FILE", "SBCTL_SIGNING_KEY_PASSPHRASE"):
             environ.pop(name, None)
-        yield Workspace(file, environ), port
+        yield _Place(Workspace(file, environ), node_paths(os.geteuid(), environ), port, admin_port)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -109,7 +139,8 @@ def _free_port() -> int:
 
 def run_model(request: RunRequest, *, dry_run: bool) -> ExitCode:
     """Serve until a signal; then remove everything but the cache. Returns the exit code of what went worst."""
-    with _place(request) as (workspace, port):
+    with _place(request) as place:
+        workspace = place.workspace
         if dry_run:
             from sbctl.cli.planning import planned
 
@@ -118,7 +149,7 @@ def run_model(request: RunRequest, *, dry_run: bool) -> ExitCode:
             return ExitCode.DONE
         started = _carry_out(workspace, "apply")
         if started in (ExitCode.DONE, ExitCode.DEGRADED):
-            _banner(request, port)
+            _banner(request, place)
             _wait_for_signal()
             note("stopping")
         removed = _carry_out(workspace, "destroy") if workspace.store.exists() else ExitCode.DONE
@@ -141,12 +172,14 @@ def _carry_out(workspace: Workspace, command: Literal["apply", "destroy"]) -> Ex
     return result.exit_code
 
 
-def _banner(request: RunRequest, port: int) -> None:
-    base = f"http://127.0.0.1:{port}/v1"
+def _banner(request: RunRequest, place: _Place) -> None:
+    base = f"http://127.0.0.1:{place.port}/v1"
+    password = read_bounded(place.node.secrets / "admin_password", max_bytes=4096).decode()
     name = request.name or request.model
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     print_plain(
         f"{name} is ready on {base}\n"
+        f"admin: http://127.0.0.1:{place.admin_port}/admin/model-host/status, user admin, password {password}\n"
         f"OPENAI_BASE_URL={base}\nOPENAI_API_KEY=local\n"
         f"curl -s {base}/chat/completions -H 'content-type: application/json' -d '{body}'\n"
     )
