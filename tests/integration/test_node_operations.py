@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from sbctl.base.digests import canonical_json
 from sbctl.base.errors import HostError, RefusedError, SbctlError
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
-from sbctl.runtime.supervise import stop_supervised
+from sbctl.runtime.supervise import stop_supervised, supervisor_of
 from sbctl.trust.bundle import TRUST_PAYLOAD_TYPE, TrustSet
 from sbctl.trust.envelope import sign_envelope
 from tests.simulators.node_channel import NodeChannelProcess, lay_out_node
@@ -128,6 +131,23 @@ def test_a_runtime_that_cannot_bind_says_so(
     with pytest.raises(HostError) as caught:
         node.call("runtime.activate", {**activation(operator), "version": "9.9.9"})
     assert caught.value.code == "runtime.not_installed"
+
+
+def test_a_supervisor_that_dies_in_an_activation_is_told_at_once_and_the_next_activation_repairs_it(
+    node: NodeChannelProcess, paths: NodePaths, operator: Operator
+) -> None:
+    def kill_when_there() -> None:
+        while (found := supervisor_of(paths)) is None:
+            time.sleep(0.01)
+        os.kill(found.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_when_there)
+    killer.start()
+    with pytest.raises(HostError, match="supervisor"):
+        node.call("runtime.activate", activation(operator))
+    killer.join()
+    node.call("runtime.activate", activation(operator))
+    assert node.call("snapshot")["runtime"]["healthy"]
 
 
 def test_from_activation_to_nothing(

@@ -204,6 +204,8 @@ def _await_healthy(
         missing = wanted.differs(status)
         if missing is None and status is not None:
             return status
+        if systemd is None and supervisor_of(context.paths) is None:
+            raise _not_healthy(context.paths, "its supervisor ended", _log_tail(context.paths))
         if context.clock.monotonic_s() - began > _HEALTHY_DEADLINE_S:
             break
         context.clock.sleep_s(_POLL_S)
