@@ -103,6 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
+    except OSError as error:
+        from sbctl.base.fs import disk_error
+        from sbctl.views.failure import print_failure
+
+        failed = disk_error(error, str(error.filename or "-"))
+        print_failure(failed, as_json=_wants_json(given), command=_command_of(given))
+        return int(failed.exit_code)
     except Exception as error:  # noqa: BLE001 - the last resort: a bug is said to be one, without locals or values
         from sbctl.views.failure import print_bug
 

@@ -76,14 +76,12 @@ class Workspace:
     @cached_property
     def loaded(self) -> CompiledConfig:
         """sb.yml, merged and checked; nothing of the state is in it but the key of secret fingerprints. Raises ConfigError."""
-        if not self.file.exists():
-            raise InputError(
-                "file.missing",
-                "there is no such file",
-                place=str(self.file),
-                next_step="sbctl init writes a starter; -f names another file",
-            )
-        return load(self.file, environ=self.environ, keyed=self.keyed, clock=self.clock)
+        try:
+            return load(self.file, environ=self.environ, keyed=self.keyed, clock=self.clock)
+        except InputError as error:
+            if error.code == "file.missing" and error.place == str(self.file):
+                error.next_step = "sbctl init writes a starter; -f names another file"
+            raise
 
     @cached_property
     def config(self) -> CompiledConfig:

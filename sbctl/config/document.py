@@ -23,6 +23,7 @@ _SECRET_NAME_RE: Final = re.compile(
 )
 _REFERENCE_RE: Final = re.compile(r"(?:env|file|exec|node-file|secret):\S.*|\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _OPEN_KEY_FIELDS: Final = frozenset({"models", "priority", "requests_per_minute"})
+_USER_INFO_RE: Final = re.compile(r"(://)([^/?#\s\"'@]{1,1024})(?=@)")
 _SECRET_LINE_RE: Final = re.compile(
     r"(?i)((?:password|passphrase|passwd|secret|token|api_?key|shared_key|master_key|private_key|pepper|credential)[A-Za-z0-9_]*[\"']?\s*:\s*)(\S.*)"
 )
@@ -76,7 +77,12 @@ def is_reference(text: str) -> bool:
 
 def mask_line(line: str) -> str:
     """A line of a file that could not be parsed, with everything after the name of a secret field masked."""
-    return _SECRET_LINE_RE.sub(lambda match: match[1] + "*" * len(match[2]), line)[:_LINE_MAX_CHARS]
+    return _mask_addresses(_SECRET_LINE_RE.sub(lambda match: match[1] + "*" * len(match[2]), line))[:_LINE_MAX_CHARS]
+
+
+def _mask_addresses(line: str) -> str:
+    """What stands before the host of an address may be a password."""
+    return _USER_INFO_RE.sub(lambda match: match[1] + "*" * len(match[2]), line) if "://" in line else line
 
 
 @dataclass
@@ -126,7 +132,7 @@ class Document:
             return ""
         if not self.complete:
             return mask_line(self.lines[line])
-        return self._masked_lines.get(line, self.lines[line])[:_LINE_MAX_CHARS]
+        return _mask_addresses(self._masked_lines.get(line, self.lines[line]))[:_LINE_MAX_CHARS]
 
     def span_at(self, line: int, column: int, length: int = 1) -> SourceSpan:
         """`line` and `column` count from 0; the span counts from 1."""

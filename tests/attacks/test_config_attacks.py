@@ -354,3 +354,10 @@ def test_H1_a_key_pasted_where_its_hash_belongs_is_not_shown(findings_of: Findin
     shown = " ".join(f"{each} {each.span.source_line if each.span else ''}" for each in found)
     assert canary not in shown
     assert "models: [chat]" in shown
+
+
+def test_H1_a_password_in_an_address_is_not_shown(findings_of: Findings) -> None:
+    found = findings_of(MINIMAL.rstrip("}\n") + ", source: 'https://me:canary-77aa@host/x'}}}}\n")
+    lines = [each.span.source_line for each in found if each.span]
+    assert lines
+    assert "https://**************@host/x" in lines[0]

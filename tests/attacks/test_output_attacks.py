@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_H4_every_failure_of_a_json_command_is_one_json_document(
     arguments: list[str],
     command: str,
     code: int,
-    tmp_path: Any,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -49,3 +49,14 @@ def test_H4_every_failure_of_a_json_command_is_one_json_document(
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert (document["command"], document["error"]["exit_code"], err) == (command, code, "")
+
+
+@pytest.mark.parametrize("command", [["validate"], ["plan"], ["state", "list"], ["doctor"]])
+def test_A7_a_path_the_system_does_not_take_is_a_named_failure(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "-f", "x" * 5000]) in (1, 3)
+    err = capsys.readouterr().err
+    assert err.startswith("error[")
+    assert "error[bug]" not in err
