@@ -40,8 +40,7 @@ _PYTHON_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/python/bin")
 _PYTHON_NAME = re.compile(r"python3(\.1[1-9])?")
 _OLDEST = (3, 11)
 _PROBE = (
-    "import json,os,sys;"
-    "print(json.dumps([list(sys.version_info[:3]),os.path.realpath(getattr(sys,'_base_executable','')or sys.executable)]))"
+    "import os,sys;print(*sys.version_info[:3],os.path.realpath(getattr(sys,'_base_executable','')or sys.executable))"
 )
 _probed: dict[tuple[str, int, int, int], str] = {}
 """What an interpreter said, by path, inode, size and time of change: a node process tells its host again and again."""
@@ -201,10 +200,12 @@ def _pythons(candidates: Iterable[str]) -> list[dict[str, str]]:
             continue
         seen.add(real)
         try:
-            version, base = json.loads(_probe(candidate))
-            found.setdefault(str(base), tuple(int(part) for part in version))
-        except (ValueError, TypeError):
+            major, minor, micro, base = _probe(candidate).rstrip("\n").split(" ", 3)
+            version = int(major), int(minor), int(micro)
+        except ValueError:
             continue
+        if os.path.isabs(base) and "\n" not in base:
+            found.setdefault(base, version)
     newest_first = sorted(found.items(), key=lambda item: (item[1], item[0]), reverse=True)
     return [
         {"path": path, "version": ".".join(str(part) for part in version)}
@@ -220,7 +221,7 @@ def _probe(python: str) -> str:
         return ""
     key = (python, status.st_ino, status.st_size, status.st_mtime_ns)
     if not _probed.get(key):
-        _probed[key] = _run([python, "-I", "-c", _PROBE])
+        _probed[key] = _run([python, "-I", "-S", "-c", _PROBE])
     return _probed[key]
 
 

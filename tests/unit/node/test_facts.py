@@ -61,7 +61,7 @@ def test_the_interpreter_that_asks_is_among_the_pythons_each_once_by_its_real_pa
 
 def test_a_runtime_saves_looking_for_other_interpreters_where_nobody_asks(paths: NodePaths, tmp_path: Path) -> None:
     other = tmp_path / "python3.12"
-    other.write_text("#!/bin/sh\necho '[[3, 12, 0], \"/no/such/python3.12\"]'\n")
+    other.write_text("#!/bin/sh\necho 3 12 0 /no/such/python3.12\n")
     other.chmod(0o755)
 
     def listed(**more: bool) -> list[str]:
@@ -78,12 +78,24 @@ def test_an_interpreter_is_asked_once_until_it_changes(paths: NodePaths, tmp_pat
     asked = tmp_path / "asked"
     other = tmp_path / "python3.13"
     for version, times in ((0, 1), (10, 2)):
-        other.write_text(f"#!/bin/sh\necho >> {asked}\necho '[[3, 13, {version}], \"{other}\"]'\n")
+        other.write_text(f"#!/bin/sh\necho >> {asked}\necho 3 13 {version} {other}\n")
         other.chmod(0o755)
         for _ in range(2):
             pythons = gather(_environment(paths), os.getuid(), [str(other)])["host"]["pythons"]
             assert {"path": str(other), "version": f"3.13.{version}"} in pythons
         assert len(asked.read_text()) == times
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "3.12", "3 12 0", "3 12 0 relative/python", "3 12 0 /python\nwarning", "three 12 0 /python", "3 10 9 /python"],
+)
+def test_a_program_that_says_something_else_is_no_interpreter(paths: NodePaths, tmp_path: Path, said: str) -> None:
+    other = tmp_path / "python3.12"
+    other.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+    other.chmod(0o755)
+    pythons = gather(_environment(paths), os.getuid(), [str(other)])["host"]["pythons"]
+    assert pythons == gather(_environment(paths), os.getuid())["host"]["pythons"]
 
 
 def test_only_named_variables_are_told(paths: NodePaths) -> None:
