@@ -7,7 +7,6 @@ cache-mutation.lock     shared for publishing, exclusive for removal
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -55,6 +54,8 @@ def hold(path: Path, clock: Clock, *, shared: bool = False, patience_s: float = 
 @contextlib.asynccontextmanager
 async def hold_async(path: Path) -> AsyncIterator[None]:
     """Wait for a lock without blocking the loop, as long as it takes: the holder may be downloading."""
+    import asyncio
+
     lock = FileLock(path)
     while not lock.try_acquire():  # noqa: ASYNC110 - a kernel lock wakes nobody
         await asyncio.sleep(_POLL_S)

@@ -48,23 +48,22 @@ _SMALL_ORDER: Final = frozenset(
 class VerifyKey:
     """A public key that passed the checks of this module."""
 
-    __slots__ = ("_key", "text")
+    __slots__ = ("_raw", "text")
 
     def __init__(self, raw: bytes) -> None:
         if raw in _SMALL_ORDER or int.from_bytes(raw, "little") & (2**255 - 1) >= _FIELD_PRIME:
             raise InputError(
                 "key.weak", "this public key verifies forged messages (small order or non-canonical encoding)"
             )
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-        self._key = Ed25519PublicKey.from_public_bytes(raw)
+        self._raw = raw
         self.text = _PREFIX + base64.b64encode(raw).decode()
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         try:
-            self._key.verify(signature, message)
+            Ed25519PublicKey.from_public_bytes(self._raw).verify(signature, message)
         except InvalidSignature:
             return False
         return True
