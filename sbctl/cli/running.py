@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from sbctl.base.errors import ExitCode, InputError
-from sbctl.base.fs import ensure_directory, read_bounded, write_atomic
+from sbctl.base.errors import ConfigError, ExitCode, InputError
+from sbctl.base.fs import read_bounded, write_atomic
 from sbctl.cli.applying import ApplyRequest, apply
 from sbctl.cli.planning import PlanRequest
+from sbctl.cli.run_place import private_directory
 from sbctl.cli.workspace import Workspace
 from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.plan.model import Plan
@@ -114,11 +113,9 @@ def configuration_of(request: RunRequest, port: int, admin_port: int) -> dict[st
 def _place(request: RunRequest) -> Iterator[_Place]:
     """A private directory with everything of this run; removed at the end."""
     port, admin_port = request.port or _free_port(), request.admin_port or _free_port()
-    directory = Path(tempfile.mkdtemp(prefix="sbctl-run-"))
-    try:
+    with private_directory() as directory:
         file = directory / "sb.yml"
         write_atomic(file, json.dumps(configuration_of(request, port, admin_port), indent=2).encode())
-        ensure_directory(directory / "node")
         environ = {
             **os.environ,
             PREFIX_VARIABLE: str(directory / "node"),
@@ -127,8 +124,6 @@ def _place(request: RunRequest) -> Iterator[_Place]:
         for name in ("SBCTL_SIGNING_KEY_FILE", "SBCTL_SIGNING_KEY_PASSPHRASE"):
             environ.pop(name, None)
         yield _Place(Workspace(file, environ), node_paths(os.geteuid(), environ), port, admin_port)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _free_port() -> int:
@@ -141,6 +136,7 @@ def run_model(request: RunRequest, *, dry_run: bool) -> ExitCode:
     """Serve until a signal; then remove everything but the cache. Returns the exit code of what went worst."""
     with _place(request) as place:
         workspace = place.workspace
+        _check(workspace)
         if dry_run:
             from sbctl.cli.planning import planned
 
@@ -154,6 +150,15 @@ def run_model(request: RunRequest, *, dry_run: bool) -> ExitCode:
             note("stopping")
         removed = _carry_out(workspace, "destroy") if workspace.store.exists() else ExitCode.DONE
         return started if started is not ExitCode.DONE else removed
+
+
+def _check(workspace: Workspace) -> None:
+    """Raises InputError for what the catalog has not; its place would be a line of a file that the user never wrote."""
+    try:
+        _ = workspace.config
+    except ConfigError as error:
+        first = error.diagnostics[0]
+        raise InputError(first.code, first.message, next_step="; ".join(first.notes) or None) from error
 
 
 def _carry_out(workspace: Workspace, command: Literal["apply", "destroy"]) -> ExitCode:

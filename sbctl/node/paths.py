@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PREFIX_VARIABLE", "NodePaths", "node_paths"]
+__all__ = ["OWNER_LOCK", "PREFIX_VARIABLE", "NodePaths", "node_paths"]
 
 PREFIX_VARIABLE = "SBCTL_NODE_PREFIX"
+
+OWNER_LOCK = "owner.lock"
+"""`<prefix>/owner.lock`, where there is one: held by the process whose end ends the runtime below that prefix."""
 
 
 @dataclass(frozen=True)

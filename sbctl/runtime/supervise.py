@@ -4,7 +4,8 @@
       └─ supervisor              its own session; <state>/supervisor.lock held; log in <state>/logs/runtime.log, at most 3 x 8 MiB
            └─ serve              restarted after 1 s, doubled, at most 60 s; SIGTERM is passed on, then the supervisor exits
 
-`serve` asks the kernel for SIGTERM when its supervisor dies, so a killed supervisor leaves nothing running.
+`serve` asks the kernel for SIGTERM when its supervisor dies, so a killed supervisor leaves nothing running. Where `<prefix>/owner.lock` is, the
+supervisor ends when nobody holds it: a `sbctl run` that was killed takes its runtime with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +26,10 @@ from typing import Final
 
 from sbctl.base.clock import SYSTEM_CLOCK, rfc3339
 from sbctl.base.errors import HostError, LockedError, SbctlError
-from sbctl.base.flock import FileLock
+from sbctl.base.flock import FileLock, held
 from sbctl.base.fs import ensure_directory, read_bounded, remove_file, write_atomic
 from sbctl.base.limits import MIB
-from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
+from sbctl.node.paths import OWNER_LOCK, PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.runtime.processes import ProcessIdentity, own_identity, process_identity, signal_process
 
 __all__ = ["die_with_supervisor", "run_supervise", "start_supervised", "stop_supervised", "supervisor_of"]
@@ -39,6 +41,7 @@ _STABLE_AFTER_S: Final = 60.0
 _START_DEADLINE_S: Final = 20.0
 _KILL_WAIT_S: Final = 5.0
 _POLL_S: Final = 0.05
+_OWNER_POLL_S: Final = 0.5
 _PASSED: Final = ("HOME", "PATH", "LANG", "TZ", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
                   "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH", PREFIX_VARIABLE)  # fmt: skip
 
@@ -85,6 +88,7 @@ class _Supervisor:
 
         signal.signal(signal.SIGTERM, self._pass_on)
         signal.signal(signal.SIGINT, self._pass_on)
+        threading.Thread(target=self._watch_owner, name="owner", daemon=True).start()
         failures = 0
         while not self._is_stopping():
             began_s = time.monotonic()
@@ -121,7 +125,22 @@ class _Supervisor:
     def _is_stopping(self) -> bool:
         return self._stopping
 
+    def _watch_owner(self) -> None:
+        """End when the process that this runtime belongs to is gone; without such a process, never."""
+        prefix = os.environ.get(PREFIX_VARIABLE)
+        path = Path(prefix) / OWNER_LOCK if prefix else None
+        while path is not None and path.exists() and not self._is_stopping():
+            with contextlib.suppress(SbctlError), held(path, shared=True) as ownerless:
+                if ownerless:
+                    self._say("the process that this runtime belongs to is gone")
+                    self._stop()
+                    return
+            time.sleep(_OWNER_POLL_S)
+
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         self._stopping = True
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
