@@ -1,0 +1,75 @@
+"""NVIDIA devices of this machine, by the driver's own library (NVML). Best effort: what a device does not tell is left out.
+
+A machine without the library is asked nothing, so it does not pay for the binding either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["NvidiaDevices", "nvidia_devices"]
+
+_LIBRARY: Final = "libnvidia-ml.so.1"
+_NAME_MAX_CHARS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaDevices:
+    """`problem` is one sentence when the driver is there and cannot be used; `cuda` is the newest version that the driver serves."""
+
+    driver: str | None = None
+    cuda: str | None = None
+    gpus: tuple[dict[str, str | int], ...] = ()
+    """Each with `name`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, `compute_capability`, as far as it tells."""
+    problem: str | None = None
+
+
+def nvidia_devices() -> NvidiaDevices:
+    """Never raises: a broken driver is a `problem`, no driver is nothing."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return NvidiaDevices()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return NvidiaDevices(problem=f"the NVIDIA driver cannot be used: {str(error).rstrip('.')}")
+    try:
+        gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        return NvidiaDevices(
+            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=f"{version // 1000}.{version % 1000 // 10}",
+            gpus=gpus,
+        )
+    except pynvml.NVMLError as error:
+        return NvidiaDevices(problem=f"the NVIDIA devices cannot be read: {str(error).rstrip('.')}")
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> dict[str, str | int]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    told: dict[str, str | int] = {"index": index}
+    with contextlib.suppress(nvml.NVMLError):
+        told["name"] = _text(nvml.nvmlDeviceGetName(handle))
+    with contextlib.suppress(nvml.NVMLError):
+        told["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
+    with contextlib.suppress(nvml.NVMLError):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        told["memory_total_bytes"], told["memory_free_bytes"] = int(memory.total), int(memory.free)
+    with contextlib.suppress(nvml.NVMLError):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        told["compute_capability"] = f"{major}.{minor}"
+    return told
+
+
+def _text(value: str | bytes) -> str:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return text[:_NAME_MAX_CHARS]

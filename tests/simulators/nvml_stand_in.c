@@ -1,0 +1,68 @@
+/* A stand-in for libnvidia-ml.so.1, as far as sbctl.node.devices asks it.
+   STAND_IN_DEVICES: how many devices; STAND_IN_FAILS: what nvmlInit returns; STAND_IN_SILENT: devices tell their name only. */
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef int Return;
+typedef void *Device;
+typedef struct {
+    unsigned long long total, free, used;
+} Memory;
+
+enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 18 };
+
+static int number(const char *name) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+static Return told(void) { return number("STAND_IN_SILENT") ? NOT_SUPPORTED : OK; }
+
+Return nvmlInit_v2(void) { return number("STAND_IN_FAILS"); }
+Return nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
+Return nvmlShutdown(void) { return OK; }
+
+const char *nvmlErrorString(Return code) {
+    switch (code) {
+    case NOT_SUPPORTED: return "Not Supported";
+    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case VERSION_MISMATCH: return "Driver/library version mismatch";
+    default: return "Unknown Error";
+    }
+}
+
+Return nvmlSystemGetDriverVersion(char *text, unsigned length) { snprintf(text, length, "580.65.06"); return OK; }
+Return nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return OK; }
+Return nvmlDeviceGetCount_v2(unsigned *count) { *count = number("STAND_IN_DEVICES"); return OK; }
+
+Return nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
+    if ((int)index >= number("STAND_IN_DEVICES")) return BAD_ARGUMENT;
+    *device = (Device)(long)(index + 1);
+    return OK;
+}
+
+Return nvmlDeviceGetName(Device device, char *text, unsigned length) {
+    (void)device;
+    snprintf(text, length, "Stand-in device");
+    return OK;
+}
+
+Return nvmlDeviceGetUUID(Device device, char *text, unsigned length) {
+    snprintf(text, length, "GPU-00000000-0000-0000-0000-%012ld", (long)device);
+    return told();
+}
+
+Return nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
+    (void)device;
+    memory->total = 150754820096ULL;
+    memory->used = 1ULL << 30;
+    memory->free = memory->total - memory->used;
+    return told();
+}
+
+Return nvmlDeviceGetCudaComputeCapability(Device device, int *major, int *minor) {
+    (void)device;
+    *major = 9;
+    *minor = 0;
+    return told();
+}
