@@ -135,7 +135,10 @@ class DataPlane:
     def _caller(self, request: web.Request) -> Caller:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" else None
-        caller = self._reconciler.routes.caller(presented, bound_to_loopback=self._on_loopback)
+        table = self._reconciler.routes
+        caller = table.caller(presented, bound_to_loopback=self._on_loopback)
+        if caller.entry is None and not table.public and not table.is_own_page(request.headers.get("Origin")):
+            raise RefusedError("cross_site_refused", "without API keys, pages of other sites are refused")
         if caller.name is not None and caller.entry is not None and caller.entry.requests_per_minute is not None:
             now_s = asyncio.get_running_loop().time()
             self._limiter.take(caller.name, per_minute=caller.entry.requests_per_minute, now_s=now_s)

@@ -13,6 +13,7 @@ import asyncio
 import errno
 import resource
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,7 @@ from aiohttp import web
 
 from sbctl.base.errors import HostError, InputError
 from sbctl.base.limits import HTTP_HEADER_DEADLINE_S, HTTP_HEADER_MAX_BYTES, HTTP_IDLE_S
+from sbctl.runtime.log import get_log
 
 __all__ = [
     "BODY_DEADLINE_S",
@@ -127,6 +129,43 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+class _Requests(web.RequestHandler):
+    """aiohttp's own, but a request that is not HTTP is answered like any other: nothing of it is repeated, no software is named."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - it repeats the request
+    ) -> web.StreamResponse:
+        log = get_log("http")
+        if status < 500:
+            log.info("malformed request", reason=type(exc).__name__)
+        else:
+            log.error("unexpected error", error=repr(exc), at=_where(exc))
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
+        code, said = (
+            ("invalid_request", "this is not a valid HTTP request") if status < 500 else ("internal", "internal error")
+        )
+        response = web.json_response(
+            {"error": {"message": said, "type": "invalid_request_error", "param": None, "code": code}},
+            status=status,
+            headers=json_headers({"Server": "sbctl"}),
+        )
+        response.force_close()
+        return response
+
+
+def _where(error: BaseException | None) -> list[str]:
+    """The innermost places of an error, without values."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    return [f"{frame.filename}:{frame.lineno}" for frame in frames[-4:]]
+
+
 def bind_tcp(address: str, port: int) -> socket.socket:
     """A bound socket, close-on-exec. Raises HostError `runtime.port_in_use`, `runtime.bind_failed`."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -160,13 +199,7 @@ class Listener:
         self._runner = web.AppRunner(
             app,
             handle_signals=False,
-            access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=self.limits.idle_s,
-            max_line_size=8190,
-            max_field_size=8190,
-            max_headers=64,
-            auto_decompress=False,
             shutdown_timeout=1.0,
         )
         self._server: asyncio.Server | None = None
@@ -206,7 +239,17 @@ class Listener:
     def _make(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None
-        return _Connection(server(), self)
+        requests = _Requests(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=self.limits.idle_s,
+            max_line_size=8190,
+            max_field_size=8190,
+            max_headers=64,
+            auto_decompress=False,
+        )
+        return _Connection(requests, self)
 
     def _mark_request(self) -> Any:
         @web.middleware

@@ -86,6 +86,13 @@ class RouteTable:
             raise RefusedError("unknown_origin", "nothing is served under this host name")
         return found
 
+    def is_own_page(self, origin_header: str | None) -> bool:
+        """Whether no page asks, or one of this machine or of an origin. A name that a page's owner lets point here (DNS rebinding) is neither."""
+        if origin_header is None:
+            return True
+        name = host_name(origin_header.partition("://")[2])
+        return name == "localhost" or name in self.origins or is_loopback(name)
+
     def resolve(self, origin: OriginMember, model: str | None) -> tuple[str, Generation]:
         """The public name and the generation behind it. Raises RefusedError `unknown_model`."""
         name = model or origin.default_model or (next(iter(origin.models)) if len(origin.models) == 1 else None)

@@ -581,3 +581,46 @@ async def test_only_what_is_offered_is_there(target: Target, head: str, expected
     answer = await raw(target.data_port, f"{head} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
     assert status_of(answer) == expected
     assert set(body_of(answer)) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("page", "status"),
+    [
+        ("http://evil.example", 403),
+        ("http://evil.example:8080", 403),
+        ("null", 403),
+        ("", 403),
+        ("http://127.0.0.1.evil.example", 403),
+        ("http://localhost:3000", 503),
+        ("http://[::1]:3000", 503),
+        ("https://ai.internal", 503),
+    ],
+)
+async def test_G2_without_keys_a_rebound_page_gets_no_model(target: Target, page: str, status: int) -> None:
+    body = b'{"model": "public", "messages": [{"role": "user", "content": "hi"}]}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: evil.example\r\nOrigin: {page}\r\n"
+    rest = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    answer = await raw(target.data_port, (head + rest).encode() + body)
+    assert status_of(answer) == status
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Authorization: Bearer canary-77aa\x00\r\n",
+        b"Authorization: Bearer canary-77aa" + b"x" * 9000 + b"\r\n",
+        b"Host: y\r\nX: canary-77aa\r\n",
+        b"canary-77aa\r\n",
+    ],
+)
+async def test_G23_a_malformed_request_is_not_repeated(
+    target: Target, line: bytes, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for port in (target.data_port, target.admin_port):
+        answer = await raw(port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + line + b"\r\n")
+        assert status_of(answer) == 400
+        assert b"canary" not in answer
+        assert b"Server: sbctl\r\n" in answer
+        assert body_of(answer)["error"]["code"] == "invalid_request"
+    said = "".join(capsys.readouterr()) + caplog.text
+    assert "canary" not in said
