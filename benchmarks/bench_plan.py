@@ -171,7 +171,7 @@ def _renamed(value: Any, host: str) -> Any:
 def _terraform_cpu_s(program: str, blocks: int) -> float:
     """User and system CPU of one `terraform plan` that finds nothing to change."""
     with tempfile.TemporaryDirectory() as directory:
-        _write_terraform(Path(directory), blocks)
+        write_terraform(Path(directory), blocks)
         environ = {"PATH": os.environ["PATH"], "HOME": directory, "CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1"}
 
         def run(*arguments: str) -> float:
@@ -190,7 +190,7 @@ def _terraform_cpu_s(program: str, blocks: int) -> float:
         return run("plan", "-input=false", "-no-color", "-detailed-exitcode")
 
 
-def _write_terraform(directory: Path, blocks: int) -> None:
+def write_terraform(directory: Path, blocks: int) -> None:
     names = [f"r{index:05}" for index in range(blocks)]
     block: Callable[[str], str] = lambda name: f'resource "terraform_data" "{name}" {{\n  input = "{name}"\n}}\n'  # noqa: E731
     (directory / "main.tf").write_text("".join(map(block, names)))
