@@ -149,6 +149,7 @@ class Compilation:
             python=host.python,
             keep_weights=host.keep_weights,
             data_address=host.data_address,
+            catalog=view.catalog,
         )
 
     def _share(self, host: HostSettings, view: HostView) -> _Share:

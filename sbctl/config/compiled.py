@@ -12,6 +12,7 @@ from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
 from sbctl.base.errors import Diagnostic, SourceSpan
 from sbctl.base.secret import Secret
+from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
 from sbctl.trust.bundle import ApiKeyEntry
 
@@ -83,6 +84,8 @@ class CompiledHost:
     keep_weights: bool = False
     data_address: str = "127.0.0.1"
     """How clients reach the host: in endpoints that are printed, never to connect."""
+    catalog: Catalog = field(default_factory=builtin_catalog, repr=False, compare=False)
+    """The built-in one with the host's `catalog_file` over it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,6 @@ class CompiledConfig:
     prevent_destroy: tuple[str, ...] = ()
     """Address patterns."""
     notes: tuple[Diagnostic, ...] = ()
-    state_directory: str = ".sbctl"
     deployments_declared: bool = True
     """False: the deployments map was emptied; a plan that would remove all needs --allow-empty."""
     lineage: str = ""

@@ -88,7 +88,6 @@ def test_host_over_group_over_defaults_over_global(load_text: Load, minimal: str
     config = load_text(FLEET + minimal)
     assert config.fleet_name == "production"
     assert config.runtime_version == "0.1.0"
-    assert config.state_directory == ".sbctl"
     assert list(config.hosts) == ["me", "gpu-1", "gpu-2"]
     me, first, second = config.hosts.values()
     assert me.connection == Connection("local")

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbctl.base.errors import ExitCode
+from sbctl.base.limits import GIB
+from sbctl.catalog.loader import builtin_catalog
+from sbctl.cli.doctor import (
+    Report,
+    budget_check,
+    device_checks,
+    engine_checks,
+    host_checks,
+    need_checks,
+    with_local_facts,
+)
+from sbctl.cli.machine import machine_report
+from sbctl.cli.servable import catalog_check, local_serving, servable_models
+from sbctl.config.compiled import CompiledHost
+from sbctl.config.load import load
+from sbctl.node.devices import NvidiaDevices
+from sbctl.node.snapshot import DiskState, HostFacts, NodePathsState, NodeSnapshot, PythonFact
+from sbctl.views.host_views import Check
+
+GPUS = NvidiaDevices("580.65.06", "13.0", ({"index": 0, "name": "NVIDIA H200", "memory_total_bytes": 150754820096},))
+GOOD, BAD = Check("python", "pass", "3.11"), Check("disk", "fail", "1 MiB free", "free some")
+
+
+def snapshot(*, memory_gib: int = 16, disk_gib: int = 50, **facts: Any) -> NodeSnapshot:
+    host = HostFacts(
+        os_id="debian",
+        arch="x86_64",
+        libc="glibc-2.36",
+        cpu_count=4,
+        memory_total_bytes=memory_gib * GIB,
+        memory_available_bytes=memory_gib * GIB,
+        pythons=(PythonFact(path="/usr/bin/python3.11", version="3.11.2"),),
+        **facts,
+    )
+    paths = NodePathsState(etc="/e", state="/s", cache="/c", opt="/o", staging="/s/staging")
+    return NodeSnapshot(bootstrapped=False, host=host, paths=paths, disk=DiskState(cache_free_bytes=disk_gib * GIB))
+
+
+def host(tmp_path: Path, *, model: str = "qwen3-8b", engines: str = "{}", cache: str = "{}") -> CompiledHost:
+    file = tmp_path / "sb.yml"
+    file.write_text(
+        f"proxy: {{model_host: {{engines: {engines}, cache: {cache}, deployments: {{chat: {{model: {model}}}}}}}}}\n"
+        "origins: {localhost: {action: {type: ai_proxy, providers: [{name: l, provider_type: managed_model, deployment: chat}]}}}\n"
+    )
+    return load(file, environ={}, keyed=None).hosts["local"]
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "disk_gib", "failed"),
+    [(16, 50, set()), (4, 50, {"fit chat"}), (16, 2, {"disk for weights"}), (4, 2, {"fit chat", "disk for weights"})],
+)
+def test_a_deployment_needs_memory_and_disk(tmp_path: Path, memory_gib: int, disk_gib: int, failed: set[str]) -> None:
+    checks = list(need_checks(host(tmp_path), snapshot(memory_gib=memory_gib, disk_gib=disk_gib)))
+    assert {check.name for check in checks if check.verdict == "fail"} == failed
+    assert all(check.next_step for check in checks if check.verdict == "fail")
+
+
+def test_a_program_that_is_named_and_is_not_there_is_a_blocker_with_a_remedy(tmp_path: Path) -> None:
+    engines = "{llama_cpp: {launch: binary, path: /nowhere/llama-server}}"
+    (check,) = engine_checks(host(tmp_path, engines=engines), snapshot(), {})
+    assert (check.verdict, check.detail) == ("fail", "/nowhere/llama-server is not an executable file")
+    assert check.next_step
+    assert list(engine_checks(host(tmp_path), snapshot(), {})) == [], "the wheel is installed by apply"
+
+
+def test_a_budget_beyond_the_disk_is_told(tmp_path: Path) -> None:
+    assert budget_check(host(tmp_path), snapshot()) == {}
+    told = budget_check(host(tmp_path, cache="{budget_gib: 60}"), snapshot(disk_gib=50))
+    assert told == {"local": {"budget_gib": 60.0, "free_gib": 50.0, "sufficient": False}}
+
+
+def test_devices_are_told_with_their_driver_and_a_broken_one_with_its_remedy() -> None:
+    (working,) = device_checks("local", GPUS)
+    assert (working.verdict, working.detail) == ("pass", "NVIDIA 580.65.06, CUDA 13.0")
+    (broken,) = device_checks("local", NvidiaDevices(problem="the NVIDIA driver cannot be used: mismatch"))
+    assert broken.verdict == "warn"
+    assert broken.next_step
+    assert list(device_checks("local", NvidiaDevices())) == []
+
+
+def test_this_machine_s_devices_and_programs_are_seen_before_anything_of_ours_runs(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho 'version: 4711 (abcdef)'\n")
+    program.chmod(0o755)
+    told = with_local_facts(snapshot(), GPUS, {"PATH": str(tmp_path)})
+    assert [gpu["name"] for gpu in told.host.gpus] == ["NVIDIA H200"]
+    assert [(engine.launch, engine.version, engine.path) for engine in told.engines] == [
+        ("binary", "b4711", str(program))
+    ]
+    names = {check.name: check for check in host_checks("local", told)}
+    assert "NVIDIA H200" in names["gpu"].detail
+    assert str(program) in names["llama.cpp"].detail
+
+
+def test_what_fits_depends_on_the_memory_and_every_other_model_has_its_reason() -> None:
+    models = {one.model: one for one in servable_models(builtin_catalog(), 7 * GIB)}
+    assert models["qwen3-8b"].variant == "q4_k_m"
+    assert models["qwen3-32b"].variant is None
+    assert "20.0 GiB" in str(models["qwen3-32b"].reason)
+    assert all((one.variant is None) == (one.reason is not None) for one in models.values())
+    assert "qwen3-8b:q4_k_m" in catalog_check("local", models.values()).detail
+    assert catalog_check("local", servable_models(builtin_catalog(), 1)).verdict == "fail"
+
+
+def test_the_verdict_names_blockers_and_what_to_do_next() -> None:
+    models = tuple(servable_models(builtin_catalog(), 7 * GIB))
+    assert local_serving([GOOD], models) == {
+        "ready": True,
+        "blockers": [],
+        "recommendation": "sbctl run smollm2-135m-instruct",
+    }
+    blocked = local_serving([GOOD, BAD], models)
+    assert (blocked["ready"], blocked["blockers"], blocked["recommendation"]) == (
+        False,
+        ["disk: 1 MiB free"],
+        "free some",
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "strict", "code"),
+    [
+        ("pass", True, ExitCode.DONE),
+        ("skip", True, ExitCode.DONE),
+        ("warn", False, ExitCode.DONE),
+        ("warn", True, ExitCode.REFUSED),
+        ("fail", False, ExitCode.REFUSED),
+    ],
+)
+def test_blockers_are_4_and_with_strict_so_are_warnings(verdict: Any, strict: bool, code: ExitCode) -> None:
+    report = Report((Check("x", verdict, ""),))
+    assert report.exit_code(strict=strict) is code
+    assert report.body(strict=strict)["ready"] is (code is ExitCode.DONE)
+
+
+def test_the_machine_is_told_without_credentials(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path), "HF_ENDPOINT": "https://user:pass@hub.example/?key=1", "HF_TOKEN": "hf_secret"}
+    told = machine_report(snapshot(), GPUS, tmp_path, environ)
+    assert told["host"] == {"os": "debian", "arch": "x86_64", "cpu_count": 4, "total_ram_bytes": 16 * GIB}
+    assert told["huggingface"] == {"endpoint": "https://hub.example/", "token_present": True, "reachable": None}
+    assert told["model_cache_exists"] is True
+    assert not [secret for secret in ("hf_secret", "pass", "key=1") if secret in str(told)]
+    llama = told["engines"][0]
+    assert (llama["engine"], [way["method"] for way in llama["acquisition"] if way["available"]]) == (
+        "llama_cpp",
+        ["wheel"],
+    )
