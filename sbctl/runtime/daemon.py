@@ -24,11 +24,12 @@ from sbctl.base.fs import remove_file
 from sbctl.engines.model import UNIX_PATH_MAX_BYTES
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.runtime.admin import AdminPlane
+from sbctl.runtime.binding import base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.engine_host import ChildEngineHost
 from sbctl.runtime.launch import LaunchPorts
-from sbctl.runtime.listeners import Listener, bind_tcp
+from sbctl.runtime.listeners import Listener
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.node_provisioner import NodeProvisioner
@@ -122,11 +123,11 @@ class Daemon:
     async def _bind(self) -> None:
         config = self._settings.config
         data = bind_tcp(config.http_bind_address, config.http_bind_port)
-        self._http_url = _url(data)
+        self._http_url = base_url(data)
         await self._listen(self._data.app(), data)
         if config.admin_enabled:
             admin = bind_tcp(config.admin_bind, config.admin_port)
-            self._admin_url = _url(admin)
+            self._admin_url = base_url(admin)
             plane = AdminPlane(
                 self._reconciler,
                 self._store,
@@ -167,11 +168,6 @@ class Daemon:
         remove_file(self._settings.paths.control_socket)
         self._store.close()
         self._log.info("stopped")
-
-
-def _url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"
 
 
 def _bind_unix(path: Path) -> socket.socket:

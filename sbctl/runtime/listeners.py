@@ -10,7 +10,6 @@ Bodies are bounded by `read_body`, in bytes and in time.
 from __future__ import annotations
 
 import asyncio
-import errno
 import resource
 import socket
 import traceback
@@ -20,7 +19,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from sbctl.base.errors import HostError, InputError
+from sbctl.base.errors import InputError
 from sbctl.base.limits import HTTP_HEADER_DEADLINE_S, HTTP_HEADER_MAX_BYTES, HTTP_IDLE_S
 from sbctl.runtime.log import get_log
 
@@ -30,7 +29,6 @@ __all__ = [
     "Handler",
     "Listener",
     "ListenerLimits",
-    "bind_tcp",
     "json_headers",
     "read_body",
 ]
@@ -66,6 +64,8 @@ class _Connection(asyncio.Protocol):
         self._stall: asyncio.TimerHandle | None = None
         self._in_request = False
         self._header_bytes = 0
+        self._header_tail = b""
+        self._header_complete = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -76,14 +76,24 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._in_request:
-            self._header_bytes += len(data)
             if self._timer is None:
                 self._arm()
-            end = data.find(b"\r\n\r\n")
-            if self._header_bytes - (len(data) - end if end >= 0 else 0) > HTTP_HEADER_MAX_BYTES:
+            self._count_header(data)
+            if self._header_bytes > HTTP_HEADER_MAX_BYTES:
                 self._cut()
                 return
         self._inner.data_received(data)
+
+    def _count_header(self, data: bytes) -> None:
+        """Up to its end only: a body may arrive before the request is taken up."""
+        if self._header_complete:
+            return
+        fresh = data if self._header_bytes else data.lstrip(b"\r\n")
+        seen = self._header_tail + fresh
+        end = seen.find(b"\r\n\r\n")
+        self._header_complete = end >= 0
+        self._header_bytes += len(fresh) if end < 0 else max(0, end - len(self._header_tail))
+        self._header_tail = seen[-3:]
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received()
@@ -110,6 +120,8 @@ class _Connection(asyncio.Protocol):
         """The header is complete."""
         self._in_request = True
         self._header_bytes = 0
+        self._header_tail = b""
+        self._header_complete = False
         self._disarm()
 
     def request_ends(self, *, body_read: bool) -> None:
@@ -164,25 +176,6 @@ def _where(error: BaseException | None) -> list[str]:
     """The innermost places of an error, without values."""
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
     return [f"{frame.filename}:{frame.lineno}" for frame in frames[-4:]]
-
-
-def bind_tcp(address: str, port: int) -> socket.socket:
-    """A bound socket, close-on-exec. Raises HostError `runtime.port_in_use`, `runtime.bind_failed`."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address, port))
-    except OSError as error:
-        sock.close()
-        in_use = error.errno == errno.EADDRINUSE
-        raise HostError(
-            "runtime.port_in_use" if in_use else "runtime.bind_failed",
-            f"the runtime cannot listen there: {error.strerror}",
-            place=f"{address}:{port}",
-            next_step="find the other process with `ss -ltnp`, or choose another port in sb.yml",
-        ) from error
-    return sock
 
 
 class Listener:

@@ -18,8 +18,9 @@ from aiohttp import web
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.secret import Secret
 from sbctl.runtime.admin import AdminPlane
+from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.data_plane import DataPlane
-from sbctl.runtime.listeners import PROBE_ROUTES, Listener, ListenerLimits, bind_tcp, read_body
+from sbctl.runtime.listeners import PROBE_ROUTES, Listener, ListenerLimits, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.reconcile import Reconciler
@@ -624,3 +625,30 @@ async def test_G23_a_malformed_request_is_not_repeated(
         assert body_of(answer)["error"]["code"] == "invalid_request"
     said = "".join(capsys.readouterr()) + caplog.text
     assert "canary" not in said
+
+
+@pytest.mark.parametrize("size", [200_000, 3_000_000])
+async def test_G7_a_large_body_that_comes_at_once_is_read(target: Target, size: int) -> None:
+    body = b'{"model": "public", "messages": [{"role": "user", "content": "%b"}]}' % (b"x" * size)
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    answer = await raw(target.data_port, head % len(body) + body)
+    assert status_of(answer) == 503
+    assert body_of(answer)["error"]["code"] == "no_ready_replica"
+
+
+async def test_G8_a_header_in_any_pieces_is_counted_once(target: Target) -> None:
+    head = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+    for data, status in ((head + b"X: y\r\n\r\n", 200), (b"\r\n" * 3 + head + b"X: y\r\n" * 4000, 0)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.data_port)
+        try:
+            for at in range(0, len(data), 7 if status else 1000):
+                writer.write(data[at : at + (7 if status else 1000)])
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                answer = await reader.read(4096)
+        except ConnectionError:
+            answer = b""
+        writer.close()
+        assert (status_of(answer) if answer else 0) in (status, status or 400)

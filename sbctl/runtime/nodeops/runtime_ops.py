@@ -16,9 +16,11 @@ from typing import Any, Final
 from sbctl.base import fs
 from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.errors import HostError, InputError, RefusedError, SbctlError
+from sbctl.base.flock import held
 from sbctl.base.limits import BUNDLE_MAX_BYTES
-from sbctl.node.messages import RuntimeActivate
+from sbctl.node.messages import RuntimeActivate, RuntimeConfig
 from sbctl.node.paths import NodePaths
+from sbctl.runtime.binding import refuse_taken_ports
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.snapshot import host_facts, stored_config
@@ -83,7 +85,8 @@ def refuse_started_by_hand(status: Mapping[str, Any] | None) -> None:
 
 
 def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
-    """Raises RefusedError of lineage and trust, HostError `runtime.not_installed`, `runtime.not_healthy`, SbctlError `disk.*`."""
+    """Raises RefusedError of lineage and trust, HostError `runtime.not_installed`, `runtime.port_in_use`, `runtime.not_healthy`,
+    SbctlError `disk.*`."""
     paths, config = context.paths, params.config
     facts = host_facts(context)
     refuse_other_lineage(facts, config.lineage)
@@ -92,7 +95,9 @@ def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
             "runtime.not_installed", f"runtime {params.version} is not installed here", place=str(paths.opt)
         )
     control = ControlClient(paths.control_socket)
-    refuse_started_by_hand(control.status())
+    status = control.status()
+    refuse_started_by_hand(status)
+    _refuse_taken_ports(paths, config, status)
     version_directory = paths.version(params.version)
     systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
     unit = None if systemd is None else render_unit(systemd.kind, paths, version_directory, config)
@@ -107,16 +112,25 @@ def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
         _run_under_systemd(paths, systemd, control, wanted)
     else:
         _run_under_parent(context, version_directory, control, wanted)
-    status = _await_healthy(context, control, wanted, systemd)
+    running = _await_healthy(context, control, wanted, systemd)
     if wanted.stamp != _stored_stamp(wanted.stamp_path):
         fs.write_atomic(wanted.stamp_path, wanted.stamp.encode(), mode=0o600)
     return {
-        "pid": status.get("pid"),
+        "pid": running.get("pid"),
         "unit_sha256": None if unit is None else sha256_bytes(unit),
         "config_sha256": wanted.config_sha256,
         "trust_digest": wanted.trust_digest,
         "supervision": systemd.kind if systemd is not None else "parent",
     }
+
+
+def _refuse_taken_ports(paths: NodePaths, config: RuntimeConfig, status: Mapping[str, Any] | None) -> None:
+    """Before a working runtime is stopped for ports that it cannot get. One that lives and does not answer may hold them itself."""
+    if status is None and paths.state.is_dir():
+        with held(paths.state / "serve.lock") as nobody_serves:
+            if not nobody_serves:
+                return
+    refuse_taken_ports(config, [str((status or {}).get(name)) for name in ("http_url", "admin_url")])
 
 
 def _write_files(context: NodeContext, params: RuntimeActivate, unit: bytes | None) -> _Wanted:
