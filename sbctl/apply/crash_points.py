@@ -12,9 +12,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NoReturn
+from typing import Literal, NoReturn
 
-__all__ = ["BOUNDARIES", "Boundary", "CrashPoints"]
+__all__ = ["Boundary", "CrashPoints"]
 
 Boundary = Literal[
     "before_intent",
@@ -26,7 +26,6 @@ Boundary = Literal[
     "before_finish",
     "after_finish",
 ]
-BOUNDARIES: Final[tuple[str, ...]] = Boundary.__args__  # type: ignore[attr-defined]
 
 
 def _kill_self() -> NoReturn:

@@ -32,7 +32,6 @@ __all__ = [
     "HostFinished",
     "HostStarted",
     "MultiSink",
-    "NullSink",
     "RunFinished",
     "RunStarted",
     "RunningNow",
@@ -213,11 +212,6 @@ class EventSink(Protocol):
     """Where events go. Called under one lock, so never by two threads at once; an OSError mutes the sink, not the run."""
 
     def emit(self, stamped: Stamped) -> None: ...
-
-
-class NullSink:
-    def emit(self, stamped: Stamped) -> None:
-        pass
 
 
 class MultiSink:

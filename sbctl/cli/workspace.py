@@ -77,7 +77,7 @@ class Workspace:
     def loaded(self) -> CompiledConfig:
         """sb.yml, merged and checked; nothing of the state is in it but the key of secret fingerprints. Raises ConfigError."""
         try:
-            return load(self.file, environ=self.environ, keyed=self.keyed, clock=self.clock)
+            return load(self.file, environ=self.environ, keyed=self.keyed)
         except InputError as error:
             if error.code == "file.missing" and error.place == str(self.file):
                 error.next_step = "sbctl init writes a starter; -f names another file"

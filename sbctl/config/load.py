@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 
 from sbctl import __version__
-from sbctl.base.clock import Clock
 from sbctl.config.compile import Compilation
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.diagnose import Checked, Report, report_expansion, validated
@@ -30,7 +29,6 @@ def load(
     *,
     environ: Mapping[str, str],
     keyed: Callable[[bytes], str] | None = None,
-    clock: Clock | None = None,  # noqa: ARG001 - every loader of the project is given one; nothing in sb.yml depends on time
 ) -> CompiledConfig:
     """Read and compile sb.yml.
 
@@ -53,7 +51,7 @@ def load_document(
             report.add("config.not_a_map", what, document.span_at(0, 0), notes=notes)
         report.raise_errors()
     shape = _top_level(report, document, environ)
-    fleet = load_fleet(report, document, environ) if "fleet" in document.value else Checked(FleetModel(), whole=True)
+    fleet = load_fleet(report, document, environ) if "fleet" in document.value else Checked(FleetModel.model_construct(), whole=True)
     return Compilation(document, report, environ, keyed).run(shape, fleet)
 
 

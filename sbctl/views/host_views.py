@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sbctl.base.display import format_bytes, plural
-from sbctl.node.snapshot import NodeSnapshot
+from sbctl.base.display import plural
 from sbctl.views.layout import safe
-from sbctl.views.tables import Cell, Column, render_fields, render_rows
+from sbctl.views.tables import Column, render_rows
 
 __all__ = [
     "Check",
     "Endpoint",
-    "checks_body",
     "checks_text",
     "endpoints_body",
     "endpoints_text",
-    "facts_text",
-    "host_list_text",
     "trial_text",
 ]
 
@@ -55,39 +51,6 @@ class Endpoint:
     curl: str = ""
 
 
-def host_list_text(hosts: Iterable[tuple[str, str, NodeSnapshot | None]]) -> RenderableType:
-    """Name, how it is reached, and what it said; None when it gave no answer."""
-    columns = ("host", "reached by", Column("answer", style_by={"no answer": "red"}), "runtime", "system", "memory")
-    return render_rows(columns, [_host_row(*host) for host in hosts], empty="no host")
-
-
-def facts_text(host: str, snapshot: NodeSnapshot, *, width: int = 80) -> RenderableType:
-    """One host's facts."""
-    facts, disk, runtime = snapshot.host, snapshot.disk, snapshot.runtime
-    fields: list[tuple[str, Cell]] = [
-        ("hostname", facts.hostname),
-        ("system", f"{facts.os_id} {facts.os_version}, {facts.kernel}, {facts.arch}, {facts.libc}"),
-        ("init", facts.init),
-        ("cores", facts.cpu_count),
-        (
-            "memory",
-            f"{format_bytes(facts.memory_available_bytes)} of {format_bytes(facts.memory_total_bytes)} available",
-        ),
-        ("cache disk", None if disk.cache_free_bytes is None else f"{format_bytes(disk.cache_free_bytes)} free"),
-        ("python", ", ".join(f"{python.path} {python.version}" for python in facts.pythons)),
-        ("devices", ", ".join(str(gpu.get("name", "device")) for gpu in facts.gpus)),
-        ("runtime", _runtime(snapshot)),
-        ("serves at", runtime.http_url),
-        ("fleet", None if snapshot.marker is None else f"{snapshot.marker.host} of {snapshot.marker.lineage}"),
-        (
-            "bundle",
-            None if snapshot.bundle is None else f"revision {snapshot.bundle.revision} by {snapshot.bundle.signer}",
-        ),
-        ("artifacts", f"{sum(one.state == 'ready' for one in snapshot.artifacts)} ready of {len(snapshot.artifacts)}"),
-    ]
-    return render_fields(fields, width=width, title=host)
-
-
 def checks_text(checks: Sequence[Check]) -> RenderableType:
     """Doctor's report: one line a check, what to do under what is wrong, a verdict as the last line."""
     rows = [(check.host, check.name, check.verdict, _advice(check)) for check in checks]
@@ -104,11 +67,6 @@ def checks_text(checks: Sequence[Check]) -> RenderableType:
     else:
         verdict = Text(f"ready, {plural(warned, 'warning')}" if warned else "ready", style="bold green")
     return Group(table, verdict)
-
-
-def checks_body(checks: Sequence[Check]) -> dict[str, Any]:
-    """The same as JSON."""
-    return {"ready": all(check.verdict != "fail" for check in checks), "checks": [asdict(check) for check in checks]}
 
 
 def endpoints_text(endpoints: Sequence[Endpoint]) -> RenderableType:
@@ -129,30 +87,6 @@ def trial_text(endpoints: Sequence[Endpoint]) -> Text | None:
 def endpoints_body(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The same as JSON."""
     return {"endpoints": [asdict(endpoint) for endpoint in endpoints]}
-
-
-def _host_row(name: str, reached_by: str, snapshot: NodeSnapshot | None) -> tuple[Cell, ...]:
-    if snapshot is None:
-        return (name, reached_by, "no answer", None, None, None)
-    facts = snapshot.host
-    answer = "ready" if snapshot.bootstrapped else "not bootstrapped"
-    memory = format_bytes(facts.memory_total_bytes) if facts.memory_total_bytes else None
-    return (
-        name,
-        reached_by,
-        answer,
-        _runtime(snapshot),
-        f"{facts.os_id} {facts.os_version} {facts.arch}".strip(),
-        memory,
-    )
-
-
-def _runtime(snapshot: NodeSnapshot) -> str | None:
-    runtime = snapshot.runtime
-    if runtime.current_version is None:
-        return None
-    health = "healthy" if runtime.healthy else "unhealthy" if runtime.running else "stopped"
-    return f"{runtime.current_version}, {health}"
 
 
 def _advice(check: Check) -> str:

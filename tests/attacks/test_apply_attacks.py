@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sbctl.apply.cancellation import Cancellation, SignalWatch
-from sbctl.apply.events import CancelRequested, HostFinished, NullSink
+from sbctl.apply.events import CancelRequested, HostFinished
 from sbctl.apply.executor import execute
 from sbctl.apply.outcome import ApplyOptions, ApplyResult
 from sbctl.base.errors import ExitCode, RefusedError, StalePlanError
@@ -25,7 +25,7 @@ from sbctl.views.apply_text import apply_text, summary_sentence
 from tests.simulators.fleet import FleetSimulator
 from tests.simulators.memory_state import MemoryState
 from tests.simulators.small_kinds import PROVIDERS, SmallServices, Wanted, member_of, prepare_host, small_plan, wanted
-from tests.simulators.small_world import SmallWorld
+from tests.simulators.small_world import Recorder, SmallWorld
 from tests.simulators.state_world import APPLY, StateWorld, fast_directory
 
 FULL = Wanted("1.0", ("m",), {"chat": member_of("m")})
@@ -111,7 +111,7 @@ class Killable:
                 providers=PROVIDERS,
                 services=SmallServices(fleet.clock, run.allocate_revision),
                 options=ApplyOptions(),
-                sink=NullSink(),
+                sink=Recorder(),
                 cancel=Cancellation(),
             )
 

@@ -132,7 +132,7 @@ class ProviderWorld:
         def keyed(value: bytes) -> str:
             return keyed_fingerprint(b"k" * 32, Secret(value))
 
-        loaded = load(path, environ=self.environ, keyed=keyed, clock=self.fleet.clock)
+        loaded = load(path, environ=self.environ, keyed=keyed)
         self.config = replace(loaded, lineage=self.lineage, signers=self.signers, key_epoch=self.key_epoch)
         return self.config
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import InputError
 from sbctl.cli.running import RunRequest, configuration_of
 from sbctl.config.load import load
@@ -15,7 +14,7 @@ def test_the_configuration_of_a_run_is_an_ordinary_one(tmp_path: Path) -> None:
     request = RunRequest("smollm2-135m-instruct", name="tiny", max_concurrency=3, cache_directory=tmp_path / "cache")
     file = tmp_path / "sb.yml"
     file.write_text(json.dumps(configuration_of(request, 18080, 19090)))
-    config = load(file, environ={}, keyed=None, clock=SYSTEM_CLOCK)
+    config = load(file, environ={}, keyed=None)
     host = config.hosts["local"]
     assert (host.proxy.bind_address, host.proxy.http_bind_port) == ("127.0.0.1", 18080)
     assert (host.proxy.admin.enabled, host.proxy.admin.bind, host.proxy.admin.port) == (True, "127.0.0.1", 19090)
