@@ -57,3 +57,6 @@ class BundleProvider:
 
     def restore_spec(self, snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any]) -> Mapping[str, Any]:
         return spec.restored(snapshot_spec, recorded_spec)
+
+    def shown_spec(self, full_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        return spec.own_fields_for_reader(full_spec)

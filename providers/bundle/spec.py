@@ -69,9 +69,14 @@ def digest_of(spec: Mapping[str, Any]) -> str:
 
 
 def own_fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What belongs to no member; hashes of keys as short names of theirs."""
+    """What belongs to no member; hashes of keys as short names of theirs; whether a caller on the machine needs a key at all."""
     keys = {name: {**entry, "sha256": entry["sha256"][:12]} for name, entry in spec["api_keys"].items()}
-    return {"api_keys": keys, "public": spec["public"], "key_epoch": spec["key_epoch"]}
+    return {
+        "api_keys": keys,
+        "public": spec["public"],
+        "open": bool(spec["public"] or not spec["api_keys"]),
+        "key_epoch": spec["key_epoch"],
+    }
 
 
 def merged(

@@ -43,3 +43,6 @@ class EngineProvider:
 
     def upgrade(self, record: Mapping[str, Any], version: int) -> Mapping[str, Any]:
         return only_version(self.kind, self.record_version, record, version)
+
+    def shown_spec(self, full_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        return spec.fields_for_reader(full_spec)

@@ -47,3 +47,6 @@ class RuntimeProvider:
 
     def restore_spec(self, snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any]) -> Mapping[str, Any]:
         return spec.restored(snapshot_spec, recorded_spec)
+
+    def shown_spec(self, full_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        return spec.fields_for_reader(full_spec)

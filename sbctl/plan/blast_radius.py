@@ -83,6 +83,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("bundle", "api_keys.*.**", "added", _HITLESS, "nobody uses it yet"),
     Row("bundle", "api_keys.*.**", "removed", _BREAKING, "callers with this key are refused"),
     Row("bundle", "api_keys.*.sha256", "any", _BREAKING, "callers with the old key are refused"),
+    Row("bundle", "open", "off", _BREAKING, "callers without a key are refused"),
+    Row("bundle", "open", "any", _HITLESS, "callers need no key any more"),
     Row("bundle", "public", "off", _BREAKING, "callers without a key are refused"),
     Row("bundle", "**", "any", _RELOAD, "the runtime swaps its desired state between two requests"),
 )

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from sbctl.base.display import plural
 from sbctl.base.errors import InputError
 from sbctl.base.ids import Address
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.blast_radius import action_radius, routed_deployments
-from sbctl.plan.inputs import PlanInputs, Planner, Planners
+from sbctl.plan.inputs import PlanInputs, Planner, Planners, ShowsSpecs
 from sbctl.plan.leaves import leaf_changes
 from sbctl.plan.model import Action, Change, Desired, DiffContext, Leaf, Observed, Plan, Recorded
 from sbctl.plan.order import address_key, execution_graph, run_order
@@ -131,7 +131,7 @@ class _HostPlan:
         if address in self.selection.replaced:
             context = replace(context, replace=True)
         if self.inputs.offline and recorded is not None:
-            return _compared_offline(desired, recorded, context)
+            return _compared_offline(desired, recorded, context, planner)
         observed = planner.interpret(self.snapshot, address, recorded)
         return self._settled(planner.diff(desired, recorded, observed, context), desired, recorded, observed)
 
@@ -168,7 +168,7 @@ class _HostPlan:
         )
 
 
-def _compared_offline(desired: Desired | None, recorded: Recorded, context: DiffContext) -> Change:
+def _compared_offline(desired: Desired | None, recorded: Recorded, context: DiffContext, planner: object) -> Change:
     """What two specs alone can tell: no observation, so no drift, no steps and no costs."""
     address = recorded.address
     source = desired or recorded
@@ -185,7 +185,7 @@ def _compared_offline(desired: Desired | None, recorded: Recorded, context: Diff
     else:
         action, reason = "no-op", ""
     if desired is not None and desired.fingerprint != recorded.fingerprint:
-        leaves = leaf_changes(recorded.spec, desired.spec)
+        leaves = leaf_changes(_shown(planner, recorded.spec), _shown(planner, desired.spec))
         if context.member_changes:
             # Each member has a row of its own.
             leaves = tuple(leaf for leaf in leaves if split_path(leaf.path)[:1] not in _MEMBER_LEAVES)
@@ -203,6 +203,10 @@ def _compared_offline(desired: Desired | None, recorded: Recorded, context: Diff
         blast_radius=radius if members_worst is None else max(radius, members_worst),
         after=source.after, member_of=source.member_of, desired=desired, recorded=recorded,
     )  # fmt: skip
+
+
+def _shown(planner: object, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    return planner.shown_spec(spec) if isinstance(planner, ShowsSpecs) else spec
 
 
 def _forgotten(recorded: Recorded) -> Change:

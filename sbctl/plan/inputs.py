@@ -12,7 +12,16 @@ from sbctl.base.ids import Address
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Change, Desired, DiffContext, Observed, PlanMode, Recorded
 
-__all__ = ["MergesSpecs", "PlanInputs", "Planner", "Planners", "ProposedConfig", "RestoresSpecs", "recorded_from"]
+__all__ = [
+    "MergesSpecs",
+    "PlanInputs",
+    "Planner",
+    "Planners",
+    "ProposedConfig",
+    "RestoresSpecs",
+    "ShowsSpecs",
+    "recorded_from",
+]
 
 
 class Planner(Protocol):
@@ -55,6 +64,15 @@ class RestoresSpecs(Protocol):
 
     def restore_spec(self, snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any]) -> Mapping[str, Any]:
         """The spec that a rollback wants: the snapshot's, less what was revoked since."""
+        ...
+
+
+@runtime_checkable
+class ShowsSpecs(Protocol):
+    """A kind whose spec holds more than a reader wants to see, or in another form."""
+
+    def shown_spec(self, full_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of which leaves are made, as the kind's own `diff` names them."""
         ...
 
 

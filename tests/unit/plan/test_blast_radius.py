@@ -61,6 +61,8 @@ HITLESS, RELOAD, RESTART, BREAKING = BlastRadius
         ("bundle", "api_keys.app.requests_per_minute", 600, 60, BREAKING),
         ("bundle", "api_keys.app.requests_per_minute", 60, 600, RELOAD),
         ("bundle", "api_keys", {"app": {}}, {}, BREAKING),
+        ("bundle", "open", True, False, BREAKING),
+        ("bundle", "open", False, True, HITLESS),
         ("bundle", "public", True, False, BREAKING),
         ("bundle", "public", False, True, RELOAD),
         ("bundle", "", True, None, BREAKING),
@@ -109,7 +111,7 @@ def test_recreate_makes_a_reload_a_restart_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "radius"),
     [
-        ({}, {"new": {"sha256": "1", "models": ["chat"], "requests_per_minute": 1}}, HITLESS),
+        ({"a": {"sha256": "1"}}, {"a": {"sha256": "1"}, "new": {"sha256": "2", "requests_per_minute": 1}}, HITLESS),
         ({"old": {"sha256": "1", "models": ["chat"]}}, {}, BREAKING),
         ({"a": {"sha256": "1", "models": None}}, {"a": {"sha256": "1", "models": ["chat"]}}, BREAKING),
         ({"a": {"sha256": "1"}}, {"a": {"sha256": "1"}, "b": {"sha256": "2", "models": []}}, HITLESS),
