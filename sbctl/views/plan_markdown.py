@@ -13,7 +13,7 @@ from typing import Final
 from sbctl.base.display import format_bytes
 from sbctl.plan.document import ChangeDocument, PlanDocument
 from sbctl.views.layout import joined, safe
-from sbctl.views.plan_text import SYMBOLS, leaf_words, shown_changes, summary_sentence
+from sbctl.views.plan_text import SYMBOLS, carried_words, leaf_words, shown_changes, summary_sentence
 
 __all__ = ["plan_markdown"]
 
@@ -47,6 +47,8 @@ def plan_markdown(document: PlanDocument) -> str:
 
 
 def _row(change: ChangeDocument) -> str:
+    if change.carries_only and not change.blocked:
+        return f"| | {_code(change.address, in_table=True)} | | {_inline(carried_words(change))} |"
     symbol = "!" if change.blocked else SYMBOLS[change.action]
     radius = "unreachable" if change.action == "unreachable" else change.blast_radius
     what = joined(
@@ -63,7 +65,7 @@ def _row(change: ChangeDocument) -> str:
 def _lines(changes: tuple[ChangeDocument, ...]) -> Iterator[str]:
     """Every leaf of an update, as lines of a diff."""
     for change in changes:
-        if change.action not in ("update", "replace") or not change.leaves:
+        if change.action not in ("update", "replace") or not change.leaves or change.carries_only:
             continue
         yield f"  {safe(change.address)}"
         for leaf in change.leaves:

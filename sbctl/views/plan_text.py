@@ -16,7 +16,7 @@ from sbctl.base.display import format_bytes, plural
 from sbctl.plan.document import ChangeDocument, LeafDocument, PlanDocument
 from sbctl.views.layout import RADIUS_STYLES, joined, label_columns, labelled, padded, safe, sentence, value_text
 
-__all__ = ["SYMBOLS", "leaf_words", "plan_text", "shown_changes", "summary_sentence"]
+__all__ = ["SYMBOLS", "carried_words", "leaf_words", "plan_text", "shown_changes", "summary_sentence"]
 
 SYMBOLS: Final = {"create": "+", "update": "~", "replace": "-/+", "delete": "-", "forget": ".", "unreachable": "?"}
 _STYLES: Final = {"+": "green", "~": "yellow", "-/+": "magenta", "-": "red", ".": "dim", "?": "yellow", "!": "bold red"}
@@ -106,6 +106,11 @@ def leaf_words(leaf: LeafDocument, *, both: bool = True) -> str:
     return before if leaf.before is not None else after
 
 
+def carried_words(change: ChangeDocument) -> str:
+    """What to say of a bundle that only carries its members: its numbers, when it gets a new one."""
+    return next((f"revision {leaf_words(leaf)}" for leaf in change.leaves if leaf.path == "revision"), "")
+
+
 def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
     if change.carries_only and not change.blocked:
         return _carrier(change)
@@ -128,9 +133,8 @@ def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
 
 def _carrier(change: ChangeDocument) -> Text:
     """A bundle above the members it is signed anew for."""
-    revision = next((leaf_words(leaf) for leaf in change.leaves if leaf.path == "revision"), "")
-    words = f"    {safe(change.address)}" + (f", revision {revision}" if revision else "")
-    return Text(words + "\n", style="dim")
+    words = joined((safe(change.address), carried_words(change)), ", ")
+    return Text(f"    {words}\n", style="dim")
 
 
 def _details(change: ChangeDocument, mode: str, explain: bool) -> Iterator[tuple[str, str, str]]:

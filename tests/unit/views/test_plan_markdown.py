@@ -10,7 +10,8 @@ from sbctl.views.plan_markdown import plan_markdown
 from tests.simulators.planners import FAKE_PLANNERS, host_resources, inputs
 
 KNOWN = host_resources("a")
-EDITED = host_resources("a", port=9, chat={"model": "m", "max_concurrency": 8, "rollout": "rolling", "artifact": "d1"})
+CHAT = {"model": "m", "rollout": "rolling", "artifact": "d1"}
+EDITED = host_resources("a", port=9, chat={**CHAT, "max_concurrency": 8})
 
 
 def test_a_comment_has_the_last_line_first_then_rows_then_what_differs() -> None:
@@ -46,6 +47,18 @@ def test_a_comment_has_the_last_line_first_then_rows_then_what_differs() -> None
 - a note
 """
     )
+
+
+def test_a_bundle_that_only_carries_its_members_is_no_change_of_its_own() -> None:
+    plan = build_plan(inputs(host_resources("a", chat={**CHAT, "max_concurrency": 8}), KNOWN), FAKE_PLANNERS)
+    carried = tuple(
+        replace(one, leaves=(Leaf("revision", 3, 4),)) if str(one.address) == "bundle.a" else one
+        for one in plan.changes
+    )
+    comment = plan_markdown(document_of(replace(plan, changes=carried)))
+    assert comment.startswith("### Plan: 0 to add, 1 to change, 0 to remove.")
+    assert "| | `bundle.a` | | revision 3 → 4 |\n| `~` | ↳ `deployment.a/chat` | reload |" in comment
+    assert "! revision" not in comment
 
 
 def test_no_changes_is_one_line() -> None:
