@@ -54,7 +54,7 @@ def play(
     loop.told.append(f"seed {SEED}")
     for operation, instead in rounds:
         at_random = Moment.at_random(draw, loop.about_s[operation])
-        moment = Moment.at_boundary(draw, operation) if boundaries else at_random
+        moment = Moment.at_boundary(draw, loop.about_boundaries[operation]) if boundaries else at_random
         loop.play(operation, victims[operation], moment, instead=instead)
 
 
@@ -113,7 +113,9 @@ def real() -> Iterator[KillLoop]:
         model_host["deployments"]["chat"] |= {"model": "smollm2-135m-instruct", "variant": "q4_1"}
         changed = changed_of(world)
         changed["proxy"]["model_host"]["deployments"]["code"]["model"] = "smollm2-135m-instruct"
-        yield KillLoop(world, changed, {"create": 1, "update": 2, "rollback": 1, "destroy": 0})
+        loop = KillLoop(world, changed, {"create": 1, "update": 2, "rollback": 1, "destroy": 0})
+        loop.about_boundaries |= {"update": 17, "rollback": 17}
+        yield loop
 
 
 LONG_LAP: tuple[Operation, ...] = ("create", *(("update", "rollback") * 9), "destroy")
@@ -130,5 +132,6 @@ def test_B1_two_hundred_rounds_with_the_real_engine(real: KillLoop, lap: int) ->
         victim = draw.choice(("sbctl", "sbctl", "sbctl", "node interface", "runtime", "supervisor", "engine"))
         at_boundary = victim == "sbctl" and draw.random() < 0.5
         at_random = Moment.at_random(draw, real.about_s[operation])
-        real.play(operation, victim, Moment.at_boundary(draw, operation) if at_boundary else at_random)
+        boundary = Moment.at_boundary(draw, real.about_boundaries[operation])
+        real.play(operation, victim, boundary if at_boundary else at_random)
     assert real.world.leftovers() == []

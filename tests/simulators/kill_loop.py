@@ -34,7 +34,6 @@ from sbctl.state.store import StateStore
 from tests.simulators.operator_world import Done, OperatorWorld, Running, until
 
 __all__ = [
-    "ABOUT_BOUNDARIES",
     "CHANGED_MINDS",
     "LAP",
     "KillLoop",
@@ -60,7 +59,7 @@ CHANGED_MINDS: Final[tuple[Round, ...]] = (
 )  # fmt: skip
 """Each round begins where the one before it ended."""
 
-ABOUT_BOUNDARIES: Final[dict[Operation, int]] = {"create": 43, "update": 24, "rollback": 23, "destroy": 29}
+_ABOUT_BOUNDARIES: Final[dict[Operation, int]] = {"create": 43, "update": 24, "rollback": 23, "destroy": 29}
 _ABOUT_S: Final[dict[Operation, float]] = {"create": 6.0, "update": 2.5, "rollback": 2.5, "destroy": 1.5}
 _WORDS: Final[dict[Victim, str]] = {
     "node interface": "--stdio", "runtime": "main serve", "supervisor": "main supervise", "engine": "--model",
@@ -68,8 +67,8 @@ _WORDS: Final[dict[Victim, str]] = {
 _READ_EVERY_S: Final = 0.05
 _OVERLAP_S: Final = 5.0
 """So long an engine that was told to end may still be seen beside its successor."""
-_MAY_END_WITH: Final = frozenset({0, 1, 7, 8})
-"""A command whose host lost a process; never 3 (a damaged state) and never a traceback."""
+_MAY_END_WITH: Final = frozenset({0, 1, 5, 7, 8})
+"""A command whose host lost a process, before (5: not as planned) or in a step; never 3 (a damaged state) and never a traceback."""
 _TEMPORARY: Final = re.compile(r"\.sbctl-tmp-|\.staging|\.part$|-journal$")
 
 
@@ -96,8 +95,8 @@ class Moment:
         return cls(after_begin_s=draw.uniform(0.0, about_s), age_s=draw.uniform(0.0, 0.5))
 
     @classmethod
-    def at_boundary(cls, draw: random.Random, operation: Operation) -> Moment:
-        return cls(boundary=draw.randint(1, ABOUT_BOUNDARIES[operation]))
+    def at_boundary(cls, draw: random.Random, about: int) -> Moment:
+        return cls(boundary=draw.randint(1, about))
 
 
 class StateReader:
@@ -157,6 +156,7 @@ class KillLoop:
         self.engines = engines
         self.told: list[str] = []
         self.about_s = dict(_ABOUT_S)
+        self.about_boundaries = dict(_ABOUT_BOUNDARIES)
         self.reader = StateReader(world.fleet / ".sbctl")
         self.base_serial = 0
         self.victims = 0
