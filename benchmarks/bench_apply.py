@@ -24,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sbctl.apply.cancellation import Cancellation  # noqa: E402
-from sbctl.apply.events import NullSink  # noqa: E402
+from sbctl.apply.events import MultiSink  # noqa: E402
 from sbctl.apply.executor import execute  # noqa: E402
 from sbctl.apply.outcome import ApplyOptions  # noqa: E402
 from sbctl.base.clock import SYSTEM_CLOCK  # noqa: E402
 from sbctl.base.ids import Address  # noqa: E402
+from sbctl.base.process import begin_short_process  # noqa: E402
 from sbctl.base.truths import Desired  # noqa: E402
 from sbctl.plan.model import Plan  # noqa: E402
 from sbctl.state.model import LockInfo, RunInfo  # noqa: E402
@@ -94,7 +95,7 @@ class Measured:
             providers=PROVIDERS,
             services=SmallServices(SYSTEM_CLOCK, run.allocate_revision),
             options=ApplyOptions(),
-            sink=NullSink(),
+            sink=MultiSink(()),
             cancel=Cancellation(),
         )
         assert result.status == "applied", result.counts
@@ -130,6 +131,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where the states are written; default: a temporary directory")
     parser.add_argument("--json", action="store_true", help="the slopes as one JSON line at the end")
     arguments = parser.parse_args()
+    begin_short_process()
     sizes = [50, 100, 200] if arguments.quick else [100, 1000, 3000]
     with tempfile.TemporaryDirectory(prefix="sbctl-bench-", dir=arguments.directory) as name:
         fleets = [Measured(size, Path(name)) for size in sizes]

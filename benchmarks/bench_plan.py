@@ -4,7 +4,8 @@
 
 Ours: `build_plan`, the JSON document and the text, reading sb.yml and the hosts apart (both are I/O bound and have benchmarks of their
 own); once with planners that only compare fingerprints, once with the real providers on hosts copied from one that a simulated apply has
-converged. Theirs: the whole command, since it cannot be taken apart; its state file is written by hand, because creating it is quadratic.
+converged. The process begins as our command does. Theirs: the whole command, since it cannot be taken apart; its state file is written by
+hand, because creating it is quadratic.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from providers.registry import PROVIDERS  # noqa: E402
 from sbctl.base.digests import fingerprint  # noqa: E402
 from sbctl.base.ids import Address  # noqa: E402
+from sbctl.base.process import begin_short_process  # noqa: E402
 from sbctl.node.snapshot import NodeSnapshot  # noqa: E402
 from sbctl.plan.build import build_plan  # noqa: E402
 from sbctl.plan.document import document_of  # noqa: E402
@@ -60,6 +62,7 @@ origins:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="1,000 resources only")
+    begin_short_process()
     sizes = (1_000,) if parser.parse_args().quick else (1_000, 10_000)
     measured: dict[str, dict[int, float]] = {}
     for name, fleet, planners in (
