@@ -86,7 +86,7 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
         replicas=model.replicas,
         pull=model.pull,
         warm=model.warm,
-        cold_start=deployment.cold_start,  # type: ignore[arg-type]
+        cold_start=deployment.cold_start,
         keep_alive_secs=model.keep_alive_secs,
         max_concurrency=deployment.max_concurrency,
         max_queue_depth=model.max_queue_depth,

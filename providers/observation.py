@@ -23,6 +23,9 @@ def observation(
     informative: Mapping[str, Any] = _NOTHING,
 ) -> Observed:
     """Before the node interface answers nothing is called absent: it is not known. Another fleet's marker is judged by `host.H` alone."""
-    status = "present" if present else "absent"
-    owner = "unmarked" if snapshot.marker is None else "ours"
-    return Observed(status if snapshot.bootstrapped else "not_bootstrapped", owner, decisive, informative)  # type: ignore[arg-type]
+    return Observed(
+        "not_bootstrapped" if not snapshot.bootstrapped else "present" if present else "absent",
+        "unmarked" if snapshot.marker is None else "ours",
+        decisive,
+        informative,
+    )

@@ -27,5 +27,6 @@ def interpret(snapshot: NodeSnapshot | None, recorded: Recorded | None) -> Obser
     if recorded is not None and marker is not None and recorded.spec["lineage"] != marker.lineage:
         return Observed("present", "other_lineage", decisive, informative)
     # The marker needs no program of ours, so it is known on every host that answers.
-    status = "absent" if marker is None else "present"
-    return Observed(status, "unmarked" if marker is None else "ours", decisive, informative)  # type: ignore[arg-type]
+    if marker is None:
+        return Observed("absent", "unmarked", decisive, informative)
+    return Observed("present", "ours", decisive, informative)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from providers.registry import PROVIDERS
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import Address
@@ -44,7 +46,8 @@ def adopt(workspace: Workspace, address: Address, *, lock_timeout_s: float) -> N
                 prevent_destroy=desired.prevent_destroy,
             )
             recorded = {**found.inputs.recorded, address: candidate}
-            change = next(one for one in found.rebuilt(recorded=recorded).plan.changes if one.address == address)
+            judged = found.rebuilt(replace(found.inputs, recorded=recorded)).plan
+            change = next(one for one in judged.changes if one.address == address)
         if change.action != "no-op":
             where = change.leaves[0].path if change.leaves else change.reason
             raise RefusedError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from providers.registry import PROVIDERS
@@ -130,7 +130,8 @@ def _on_new_state(workspace: Workspace, found: Planned) -> Planned:
     assert found.config is not None, "only sb.yml can begin a fleet"
     ensure_state(workspace, found.config.fleet_name)
     config = workspace.config
-    rebuilt = found.rebuilt(desired=desired_of(config), lineage=workspace.lineage, config_digest=config.digest)
+    inputs = replace(found.inputs, desired=desired_of(config), lineage=workspace.lineage, config_digest=config.digest)
+    rebuilt = found.rebuilt(inputs)
     return Planned(rebuilt.plan, rebuilt.inputs, rebuilt.observation, config)
 
 

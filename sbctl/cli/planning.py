@@ -48,9 +48,8 @@ class Planned:
     observation: FleetObservation
     config: CompiledConfig | None = field(default=None)
 
-    def rebuilt(self, **changes: object) -> Planned:
-        """The same observations compared again with other inputs."""
-        inputs = replace(self.inputs, **changes)  # type: ignore[arg-type]
+    def rebuilt(self, inputs: PlanInputs) -> Planned:
+        """The same observations compared again, with `inputs` made from those of this plan."""
         return replace(self, inputs=inputs, plan=build_plan(inputs, PROVIDERS))
 
 

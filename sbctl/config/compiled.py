@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
@@ -44,7 +45,7 @@ class CompiledDeployment:
     engine_policy: EngineModel
     context_length: int
     max_concurrency: int
-    cold_start: str
+    cold_start: Literal["wait", "reject", "fallback"]
     delivery: Delivery
     span: SourceSpan | None = None
 

@@ -154,6 +154,7 @@ async def test_F3_five_redirects_are_followed(server: HostileServer, fetcher: Fe
         server.reply(f"/{hop}", Reply(307, {"Location": f"/{hop + 1}"}))
     server.serve("/5", DATA)
     await fetch(fetcher, server.url("/0"), tmp_path / "w")
+    assert (tmp_path / "w").read_bytes() == DATA
 
 
 async def test_F3_a_token_goes_to_its_first_origin_only(server: HostileServer, tmp_path: Path) -> None:
@@ -387,6 +388,7 @@ def test_F9_a_sticky_shared_parent_is_fine(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
     ArtifactCache(tmp_path / "shared" / "cache").prepare()
+    assert (tmp_path / "shared" / "cache").stat().st_mode & 0o022 == 0
 
 
 @pytest.mark.parametrize("what", ["partial", "blob", "lock", "manifest"])
