@@ -41,8 +41,12 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
 
 def _taken_in(comparison: Comparison, desired: Desired, marker: dict[str, Any] | None) -> Change:
     known = comparison.recorded is not None
-    if marker is not None and known:
-        return comparison.unchanged()
+    if marker is not None and comparison.recorded is not None:
+        was, wanted = (bool(spec["keep_weights"]) for spec in (comparison.recorded.spec, desired.spec))
+        if was == wanted:
+            return comparison.unchanged()
+        leaves = (Leaf("keep_weights", was, wanted),)
+        return comparison.change("update", "what stays when the host is given up", leaves=leaves)
     params = {"lineage": desired.spec["lineage"], "host": desired.host}
     return comparison.change(
         "create",

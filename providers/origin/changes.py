@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from providers.comparison import Comparison, gone_leaves, new_leaves
+from sbctl.base.field_types import is_loopback
+from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
-from sbctl.plan.blast_radius import action_radius
+from sbctl.plan.blast_radius import action_radius, radius_of
 from sbctl.plan.leaves import leaf_changes
 from sbctl.plan.model import Change, DiffContext, Leaf, Observed
 
 __all__ = ["diff"]
+
+_NARROWS: Final = (
+    "until now the only origin answered every Host on this machine; with two, each answers its own name only"
+)
 
 
 def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext) -> Change:
@@ -19,11 +27,13 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         return comparison.held_by_others() or _removed(comparison)
     lost = recorded is not None and _gone(observed)
     if recorded is None or lost:
+        narrows = recorded is None and _ends_any_host(comparison)
         return comparison.change(
             "create",
             "the runtime does not serve it any more" if lost else "a new hostname",
             leaves=new_leaves(desired.spec),
-            blast_radius=action_radius("origin", "create"),
+            blast_radius=radius_of("origin", "any_host", before=narrows, after=False),
+            notes=(_NARROWS,) if narrows else (),
             drifted=lost,
         )
     drift = _drift(observed, recorded)
@@ -36,6 +46,19 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         leaves=(*leaves, *drift),
         blast_radius=action_radius("origin", "update", (*leaves, *drift)),
         drifted=bool(drift),
+    )
+
+
+def _ends_any_host(comparison: Comparison) -> bool:
+    """A sole origin answers any Host on loopback; the second one ends that."""
+    host = comparison.address.scope
+    origins = [address for address in comparison.context.recorded_specs if address.kind == "origin"]
+    runtime = comparison.context.recorded_specs.get(Address("runtime", host))
+    return (
+        len(origins) == 1
+        and origins[0] in comparison.context.desired_specs
+        and runtime is not None
+        and is_loopback(runtime["config"]["http_bind_address"])
     )
 
 

@@ -66,6 +66,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("deployment", "**", "any", _RELOAD, "a new generation is proved before the old one is drained"),
     Row("origin", "", "added", _HITLESS, "nobody uses it yet"),
     Row("origin", "", "removed", _BREAKING, "its hostname is answered 404"),
+    Row("origin", "any_host", "off", _BREAKING, "callers that name another Host are answered 404"),
+    Row("origin", "any_host", "any", _HITLESS, "nobody uses it yet"),
     Row("origin", "models.*", "added", _HITLESS, "nobody uses it yet"),
     Row("origin", "models.*", "removed", _BREAKING, "clients that name this model are refused"),
     Row("origin", "default_model", "added", _HITLESS, "requests that name no model were refused"),

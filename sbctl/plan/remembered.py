@@ -22,8 +22,6 @@ def outdated(changes: Iterable[Change]) -> Iterator[Recorded]:
             continue
         current = replace(
             recorded,
-            spec=desired.spec,
-            fingerprint=desired.fingerprint,
             connection=desired.connection,
             keep=desired.keep,
             prevent_destroy=desired.prevent_destroy,
