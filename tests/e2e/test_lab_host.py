@@ -31,8 +31,18 @@ def host(lab: Lab) -> Iterator[LabHost]:
     lab.pristine(chosen)
 
 
+def _named_after_us(host: LabHost) -> set[str]:
+    """Every path of the host with our name in it; the lab has some of its own."""
+    return set(host.ssh("find / -xdev -name '*sbctl*' -not -path '/proc/*'").splitlines())
+
+
 @pytest.fixture(scope="module")
-def fleet(host: LabHost) -> Iterator[OperatorWorld]:
+def before(host: LabHost) -> set[str]:
+    return _named_after_us(host)
+
+
+@pytest.fixture(scope="module")
+def fleet(host: LabHost, before: set[str]) -> Iterator[OperatorWorld]:
     """Applied to the host."""
     with new_world() as world:
         deployment = {
@@ -168,11 +178,15 @@ def test_a_reboot_serves_again_by_itself(fleet: OperatorWorld, host: LabHost, la
     _settled(fleet)
 
 
-def test_destroy_leaves_no_process_port_or_file_on_the_host(fleet: OperatorWorld, host: LabHost) -> None:
+def test_destroy_leaves_no_process_port_or_file_on_the_host(
+    fleet: OperatorWorld, host: LabHost, before: set[str]
+) -> None:
     fleet.sbctl("destroy", "--yes", expect=0)
     assert host.ssh("ls", "-d", *OURS.split(), check=False) == ""
-    assert host.ssh("find / -xdev -name '*sbctl*' -not -path '/proc/*' -not -path '/run/sbctl-lab*' | head -20") == ""
-    assert "sbctl" not in host.ssh("systemctl list-units --all --no-legend; systemctl list-unit-files --no-legend")
+    assert _named_after_us(host) == before
+    assert "sbctl-runtime" not in host.ssh(
+        "systemctl list-units --all --no-legend; systemctl list-unit-files --no-legend"
+    )
     assert "sbctl" not in host.ssh("ps -eo args | grep -v 'ps -eo' | grep -v grep")
     listening = host.ssh("cat /proc/net/tcp /proc/net/tcp6")
     assert f":{PORT:04X} " not in "".join(line for line in listening.splitlines() if " 0A " in line)
