@@ -27,7 +27,7 @@ def main() -> int:
         "-n",
         "2",
         "-m",
-        "not (lab or engine or soak)",
+        "not (lab or engine or integration or soak)",
         "--cov",
         "--cov-report=",
         *suites,
