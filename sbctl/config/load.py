@@ -51,7 +51,11 @@ def load_document(
             report.add("config.not_a_map", what, document.span_at(0, 0), notes=notes)
         report.raise_errors()
     shape = _top_level(report, document, environ)
-    fleet = load_fleet(report, document, environ) if "fleet" in document.value else Checked(FleetModel.model_construct(), whole=True)
+    fleet = (
+        load_fleet(report, document, environ)
+        if "fleet" in document.value
+        else Checked(FleetModel.model_construct(), whole=True)
+    )
     return Compilation(document, report, environ, keyed).run(shape, fleet)
 
 
