@@ -172,12 +172,16 @@ COMMANDS: Final[Mapping[str, Callable[[NodePaths, Mapping[str, Any]], dict[str, 
 
 def perform(command: str, params: Mapping[str, Any], env: Mapping[str, str], uid: int) -> dict[str, Any]:
     """Run one command here. Raises SbctlError."""
+    paths = node_paths(uid, env)
     try:
-        return COMMANDS[command](node_paths(uid, env), params)
+        return COMMANDS[command](paths, params)
     except FactsError as error:
         raise HostError(error.code, error.message, place=error.place, next_step=error.next_step) from error
     except OSError as error:
-        raise fs.disk_error(error, str(error.filename or "")) from error
+        # A write that fails names no file.
+        raise fs.disk_error(
+            error, str(error.filename or (paths.opt if command == "install" else paths.state))
+        ) from error
     except ValueError as error:
         raise HostError("host.bootstrap_failed", str(error)) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -283,6 +284,18 @@ class TestInstall:
             error = _refusal(perform, "install", {"version": "1.2.3", "deadline_s": 0})
         assert (error.code, error.retryable) == ("host.locked", True)
         assert left.is_dir()
+
+    def test_E10_a_disk_that_fills_up_is_named_though_a_write_names_no_file(
+        self, paths: NodePaths, perform: Any, uv_wheel: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_args: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("shutil.copyfileobj", full)
+        with pytest.raises(SbctlError) as caught:
+            self._install(perform, uv_wheel, _runtime_wheel("1.2.3"))
+        assert (caught.value.code, caught.value.place) == ("disk.full", str(paths.opt))
+        assert os.listdir(paths.opt) == []
 
     def test_a_wheel_that_was_not_sent_is_named(self, paths: NodePaths, perform: Any, uv_wheel: Any) -> None:
         absent = {"filename": "fake_runtime-1.2.3-py3-none-any.whl", "sha256": "0" * 64}
