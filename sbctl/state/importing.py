@@ -16,7 +16,6 @@ A forced push never goes back: the serial it makes is above every serial known h
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -27,7 +26,7 @@ from sbctl.base import fs
 from sbctl.base.errors import StateError
 from sbctl.state.codec import decode, desired_of_recorded, encode, recorded_from_json
 from sbctl.state.creating import install_database, new_fingerprint_key
-from sbctl.state.database import connect
+from sbctl.state.database import SQLITE_ERRORS, connect
 from sbctl.state.document import StateDocument
 from sbctl.state.fence import Fence, read_fence, write_fence
 from sbctl.state.journal import close_open_run, open_run, put_resource, put_signers, unpack
@@ -175,8 +174,8 @@ def _salvage(path: Path, lineage: str) -> _Salvage:
     if not path.is_file() or not path.stat().st_size:
         return result
     paths = StatePaths(path.parent)
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path, "mode=rw")) as connection:
-        with contextlib.suppress(sqlite3.Error, StateError):
+    with contextlib.suppress(*SQLITE_ERRORS), contextlib.closing(connect(path, "mode=rw")) as connection:
+        with contextlib.suppress(*SQLITE_ERRORS, StateError):
             head = read_head(connection, paths)
             if head.lineage != lineage:
                 return _Salvage()

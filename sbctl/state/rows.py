@@ -116,7 +116,7 @@ def read_head(connection: sqlite3.Connection, paths: StatePaths) -> Head:
 
 def read_verified(connection: sqlite3.Connection, table: Table) -> Iterator[tuple[Key, bytes]]:
     """The rows of a damaged file that their own digests still prove; what cannot be read is left out."""
-    with contextlib.suppress(sqlite3.Error):
+    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
         for key, body, digest in connection.execute(_SCAN[table]):
             if isinstance(body, bytes) and _row_digest(table, key, body) == digest:
                 yield key, body

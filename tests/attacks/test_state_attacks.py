@@ -157,6 +157,30 @@ def test_B6_a_flipped_bit_is_refused_by_the_writer_too(lived: StateWorld) -> Non
     assert caught.value.code == "state.corrupt"
 
 
+def test_B6_whatever_was_flipped_the_named_repair_works(lived: StateWorld) -> None:
+    with lived.running(desired(1)) as run:
+        run.finish("applied")
+    files = crash_copy(lived)
+    before = lived.store().read()
+    chance = random.Random(SEED)
+    repaired = 0
+    for _ in range(60):
+        damaged = bytearray(files["state.db"])
+        for _ in range(chance.choice((3, 200))):
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        lay_out(lived, {**files, "state.db": bytes(damaged)})
+        try:
+            lived.store().verify()
+        except StateError:
+            repaired += 1
+            with lived.locked("state push") as store:
+                store.import_document(files["backup.json"], force=True)
+        store = lived.store()
+        store.verify()
+        assert (store.read().lineage, store.read().resources) == (before.lineage, before.resources)
+    assert repaired
+
+
 def rows_deleted(table: str) -> Callable[[StateWorld], None]:
     def damage(world: StateWorld) -> None:
         import sqlite3
