@@ -126,9 +126,16 @@ def _against_changes(plan: Plan) -> Iterable[Refusal]:
             yield Refusal(
                 change.blocked_code or "plan.blocked",
                 change.blocked,
-                f"leave it out: --exclude '{change.address}'",
+                _way_around(plan, change),
                 str(change.address),
             )
+
+
+def _way_around(plan: Plan, change: Change) -> str:
+    """Without its host nothing on it can be planned, so a blocked host is left out whole; the only host has no way around."""
+    if change.address.kind != "host":
+        return f"leave it out: --exclude '{change.address}'"
+    return f"leave this host out: --exclude '*.{change.host}*'" if len(plan.hosts) > 1 else ""
 
 
 def _protected(change: Change, patterns: tuple[str, ...]) -> bool:

@@ -56,7 +56,8 @@ def plan_text(document: PlanDocument, *, width: int = 80, explain: bool = False)
     for refusal in document.refusals:
         first = "apply refuses: " if refusal.only_apply else "refused: "
         text.append_text(sentence(refusal.message, indent=0, width=width, first=first, style="bold red"))
-        text.append_text(sentence(refusal.next_step, indent=len(first), width=width))
+        if refusal.next_step:
+            text.append_text(sentence(refusal.next_step, indent=len(first), width=width))
     text.append_text(sentence(summary_sentence(document), indent=0, width=width, style="bold"))
     text.rstrip()
     return text

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbctl.base.errors import RefusedError
+from sbctl.plan.policy import refusals
 from tests.simulators.provider_world import LINEAGE, QUICKSTART, ProviderWorld
 
 ELSEWHERE = "0e0e0e0e-0000-4000-8000-00000000000e"
@@ -25,6 +26,7 @@ def test_B7_state_deleted_while_hosts_still_have_resources_is_refused_by_name(tm
     assert blocked.blocked_code == "host.other_lineage"
     assert LINEAGE in (blocked.blocked or "")
     assert "restore that fleet's state" in (blocked.blocked or "")
+    assert [refusal.next_step for refusal in refusals(plan) if refusal.code == "host.other_lineage"] == [""]
     with pytest.raises(RefusedError) as caught:
         world.execute(plan)
     assert caught.value.exit_code == 4
