@@ -22,6 +22,7 @@ from sbctl.apply.schedule import Unit
 from sbctl.apply.verify import Verifier
 from sbctl.base.clock import Clock
 from sbctl.base.errors import DurabilityUnknownError, InterruptedBySignal, SbctlError, UnreachableError
+from sbctl.base.limits import SETTLE_DEADLINE_S
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext, Provider, Services
@@ -29,6 +30,7 @@ from sbctl.provider import PerformContext, Provider, Services
 __all__ = ["RunContext", "StepFailedError", "StepRunner", "internal_error"]
 
 _OUTCOME_UNKNOWN: Final = "host.outcome_unknown"
+_SETTLE_PAUSE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +82,29 @@ class StepRunner:
         self._run = run
 
     def observe(self, what: str) -> NodeSnapshot:
-        """A fresh snapshot; a dead session is opened once more. Raises SbctlError."""
+        """A fresh snapshot; a dead session is opened once more, a runtime at work on a bundle whose answer was lost is waited for.
+
+        Raises SbctlError.
+        """
         run = self._run
+        end_s = run.clock.monotonic_s() + SETTLE_DEADLINE_S
         with run.emitter.busy(self._host, what):
-            try:
-                return run.board.session(self._host).snapshot(run.options.snapshot_deadline_s)
-            except SbctlError as error:
-                self.stop_if_hard()
-                if not _is_lost(error):
-                    raise
-            run.board.drop_session(self._host)
+            while True:
+                snapshot = self._snapshot()
+                if not snapshot.runtime.changing or run.cancel.hard or run.clock.monotonic_s() >= end_s:
+                    return snapshot
+                run.clock.sleep_s(_SETTLE_PAUSE_S)
+
+    def _snapshot(self) -> NodeSnapshot:
+        run = self._run
+        try:
             return run.board.session(self._host).snapshot(run.options.snapshot_deadline_s)
+        except SbctlError as error:
+            self.stop_if_hard()
+            if not _is_lost(error):
+                raise
+        run.board.drop_session(self._host)
+        return run.board.session(self._host).snapshot(run.options.snapshot_deadline_s)
 
     def stop_if_hard(self) -> None:
         """Raises HardStopped after a second signal: what fails from then on says nothing about the host."""

@@ -81,7 +81,7 @@ def apply(
         _ = workspace.config
     with (
         held_state(workspace, f"sbctl {request.command}", request.lock_timeout_s),
-        planned(workspace, request.plan) as found,
+        planned(workspace, request.plan, settle=_tell_waiting) as found,
     ):
         if request.saved is not None:
             _check_saved(workspace, request.saved, found)
@@ -101,6 +101,12 @@ def apply(
         signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
         final = found if workspace.state is not None else _on_new_state(workspace, found)
         return final.plan, _carry_out(workspace, request, final, signer, sink)
+
+
+def _tell_waiting(host: str) -> None:
+    from sbctl.views.console import note
+
+    note(f"{host}: waiting for the runtime, which is still at work on what an earlier command sent")
 
 
 def _require_all_hosts(plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict
@@ -111,8 +111,10 @@ def _header(workspace: Workspace, config: CompiledConfig | None, observation: Fl
 
 
 @contextlib.contextmanager
-def planned(workspace: Workspace, request: PlanRequest) -> Iterator[Planned]:
-    """Plan, and keep the sessions to the hosts open until the block ends."""
+def planned(
+    workspace: Workspace, request: PlanRequest, *, settle: Callable[[str], None] | None = None
+) -> Iterator[Planned]:
+    """Plan, and keep the sessions to the hosts open until the block ends. `settle` as in `observe_fleet`."""
     desired, config = _desired(workspace, request)
     state = workspace.state
     hosts = _connections(workspace, config, desired)
@@ -124,6 +126,7 @@ def planned(workspace: Workspace, request: PlanRequest) -> Iterator[Planned]:
         if config is not None
         else None,
         environ=workspace.environ,
+        settle=settle,
     ) as observation:
         inputs = PlanInputs(
             mode=request.mode,

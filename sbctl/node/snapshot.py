@@ -86,6 +86,8 @@ class RuntimeState(_Fact):
     pid: int | None = None
     version_running: str | None = None
     started_by_hand: bool = False
+    changing: bool = False
+    """A bundle is being applied or cleared right now: what it holds is about to be another."""
     admin_url: str | None = None
     http_url: str | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
@@ -16,7 +16,7 @@ from typing import Final, Self, TypeVar
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, SbctlError, UnreachableError
-from sbctl.base.limits import CONNECT_MAX_PARALLEL, SNAPSHOT_DEADLINE_S
+from sbctl.base.limits import CONNECT_MAX_PARALLEL, SETTLE_DEADLINE_S, SNAPSHOT_DEADLINE_S
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.session import HostSession, open_session
 
@@ -62,8 +62,12 @@ def observe_fleet(
     deadline_s: float = SNAPSHOT_DEADLINE_S,
     pythons: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    settle: Callable[[str], None] | None = None,
 ) -> FleetObservation:
     """Ask all hosts; returns when each has answered or failed, at most `deadline_s` after its turn came.
+
+    With `settle`, a host whose runtime is still at work on a bundle is called by its name and asked again until that is done, for at most
+    SETTLE_DEADLINE_S: only for who holds the lock, since then the work is that of an operator who is gone.
 
     `pythons` names an interpreter for hosts where the operator did; `environ` is the operator's environment, for the local machine only.
     """
@@ -80,6 +84,9 @@ def observe_fleet(
     def observe(host: str) -> None:
         try:
             found = _snapshot(sessions[host], clock, deadline_s)
+            if settle is not None and found.runtime.changing:
+                settle(host)
+                found = _settled(sessions[host], clock, deadline_s)
         except (UnreachableError, HostError) as error:
             failure: UnreachableError | HostError = error
         except SbctlError as error:
@@ -100,6 +107,15 @@ def observe_fleet(
         list(pool.map(observe, connections))
     seconds = clock.monotonic_s() - begun
     return FleetObservation(_in_order(connections, snapshots), _in_order(connections, unreachable), sessions, seconds)
+
+
+def _settled(session: HostSession, clock: Clock, deadline_s: float) -> NodeSnapshot:
+    end_s = clock.monotonic_s() + SETTLE_DEADLINE_S
+    while True:
+        clock.sleep_s(_PAUSE_S)
+        found = _snapshot(session, clock, deadline_s)
+        if not found.runtime.changing or clock.monotonic_s() >= end_s:
+            return found
 
 
 def _in_order(connections: Mapping[str, Connection], found: Mapping[str, _Found]) -> dict[str, _Found]:

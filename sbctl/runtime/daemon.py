@@ -96,6 +96,7 @@ class Daemon:
             "http_url": self._http_url,
             "admin_url": self._admin_url,
             "started_by_hand": self._settings.started_by_hand,
+            "changing": self._reconciler.is_changing,
             "bundle": None if bundle is None else bundle.model_dump(mode="json"),
             "deployments": [state.model_dump(mode="json") for state in self._reconciler.deployments()],
         }

@@ -77,6 +77,11 @@ class Reconciler:
             origins={name: member_digest(origin) for name, origin in payload.content.origins.items()},
         )
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a bundle is being applied or cleared, perhaps for an operator who is gone."""
+        return self._lock.locked()
+
     def deployments(self) -> tuple[DeploymentState, ...]:
         return tuple(self.generations[name].state() for name in sorted(self.generations))
 

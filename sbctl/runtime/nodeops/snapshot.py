@@ -119,6 +119,7 @@ def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str
         "pid": status.get("pid"),
         "version_running": status.get("version"),
         "started_by_hand": by_hand,
+        "changing": bool(status.get("changing")),
         "admin_url": status.get("admin_url"),
         "http_url": status.get("http_url"),
     }

@@ -22,6 +22,7 @@ from sbctl.base.errors import (
     UnreachableError,
 )
 from sbctl.base.ids import Address
+from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Change
 from tests.simulators.small_kinds import EngineKind, Wanted, facts_of, member_of
 from tests.simulators.small_world import SmallWorld
@@ -307,6 +308,27 @@ def test_a_lost_answer_is_decided_by_reading_the_host(
     assert (None if cause is None else cause.code) == code
     outcome = "done" if status == "done" else "not_done"
     assert ("outcome", "engine.a/llama_cpp#1:engine.install", outcome) in world.state.journal
+
+
+def test_a_runtime_that_still_works_on_a_step_whose_answer_was_lost_is_waited_for() -> None:
+    world = SmallWorld("a")
+    world.apply({"a": Wanted("1.0")})
+    host = world.fleet.hosts["a"]
+    shown = host.snapshot
+    looks = 0
+
+    def working() -> NodeSnapshot:
+        nonlocal looks
+        looks += 1
+        found = shown()
+        return found.model_copy(update={"runtime": found.runtime.model_copy(update={"changing": 1 < looks < 5})})
+
+    plan = world.plan({"a": Wanted("2.0")})
+    host.__dict__["snapshot"] = working
+    world.fleet.break_call("lose", method="engine.install")
+    result = world.execute(plan)
+    assert result.status == "applied"
+    assert looks >= 6
 
 
 def test_a_safe_step_is_repeated_once_only() -> None:

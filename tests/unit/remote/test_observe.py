@@ -8,7 +8,7 @@ import pytest
 
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, InputError, SbctlError, UnreachableError
-from sbctl.node.snapshot import NodeSnapshot
+from sbctl.node.snapshot import NodeSnapshot, RuntimeState
 from sbctl.remote import observe
 from sbctl.remote.observe import observe_fleet
 
@@ -45,7 +45,7 @@ class _Session:
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
-        return NodeSnapshot(bootstrapped=True)
+        return NodeSnapshot(bootstrapped=True, runtime=RuntimeState(running=True, changing=outcome == "changing"))
 
     def close(self) -> None:
         self.closed = True
@@ -109,3 +109,15 @@ def test_nothing_is_tried_again_past_the_deadline(sessions: dict[str, _Session])
     observed = observe_fleet({"a": Connection("ssh")}, clock=clock, deadline_s=0.1)
     assert isinstance(observed.unreachable["a"], SbctlError)
     assert clock.sleeps == 0
+
+
+def test_a_runtime_that_is_still_at_work_is_waited_for_by_who_holds_the_lock(sessions: dict[str, _Session]) -> None:
+    sessions["a"] = _Session("a", ["changing", "changing", "ok"])
+    told: list[str] = []
+    observed = observe_fleet({"a": Connection("ssh")}, clock=_Clock(), settle=told.append)
+    assert (observed.snapshots["a"].runtime.changing, told, sessions["a"].calls) == (False, ["a"], 3)
+    sessions["a"] = _Session("a", ["changing"])
+    assert observe_fleet({"a": Connection("ssh")}, clock=_Clock()).snapshots["a"].runtime.changing
+    sessions["a"] = _Session("a", ["changing"] * 2000)
+    assert observe_fleet({"a": Connection("ssh")}, clock=_Clock(), settle=told.append).snapshots["a"].runtime.changing
+    assert sessions["a"].calls < 1000
