@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import random
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -81,6 +83,23 @@ def test_B1_killed_anywhere_the_next_command_converges_and_nothing_finished_is_f
     play(loop, draw, rounds, victims, boundaries=boundaries)
     assert loop.reader.reads > 20
     assert loop.victims >= 3, loop.story()
+
+
+@pytest.mark.parametrize("then", ["update", "rollback"])
+def test_B1_a_runtime_that_goes_on_after_its_operator_was_killed_is_waited_for(loop: KillLoop, then: Operation) -> None:
+    loop.bring("create")
+    loop.world.behaves(slow_load_s=6)
+    loop.prepare("update")
+    command = loop.world.start("apply", "--yes")
+    command.until_said("apply bundle")
+    time.sleep(1)
+    command.signal(signal.SIGKILL)
+    command.finish()
+    loop.prepare(then)
+    done = loop.world.sbctl(*loop.arguments(then))
+    assert done.code == 0, loop.story(done)
+    assert "waiting for the runtime" in done.err, loop.story(done)
+    loop.bring(then)
 
 
 BACK: dict[Operation, Operation] = {

@@ -168,7 +168,7 @@ class KillLoop:
         """Kill, judge, converge, judge. `instead`: the user changes their mind and runs this after the kill. False: nothing was killed."""
         began_s = time.monotonic()
         self.told.append(f"{operation}, {victim} killed at {moment}" + (f", then {instead}" if instead else ""))
-        self._prepare(operation)
+        self.prepare(operation)
         before_serial = self.reader.serial
         with self.reader.looking():
             done = self._killed(operation, victim, moment)
@@ -196,21 +196,23 @@ class KillLoop:
         said = "" if done is None else f"\n{done.argv} ended with {done.code}\n{done.out}\n{done.err}"
         return "\n".join(self.told) + said
 
-    def _prepare(self, operation: Operation) -> None:
+    def prepare(self, operation: Operation) -> None:
+        """sb.yml as the operation wants it."""
         if operation == "create":
             self.world.config = copy.deepcopy(self.world.base)
         elif operation == "update":
             self.world.config = copy.deepcopy(self.changed)
         self.world.save()
 
-    def _arguments(self, operation: Operation) -> tuple[str, ...]:
+    def arguments(self, operation: Operation) -> tuple[str, ...]:
+        """Its command."""
         if operation == "rollback":
             return ("rollback", str(self.base_serial), "--yes", "--format", "json")
         return ("destroy" if operation == "destroy" else "apply", "--yes", "--format", "json")
 
     def _killed(self, operation: Operation, victim: Victim, moment: Moment) -> Done:
         env = {} if moment.boundary is None else {"SBCTL_TESTING": "1", "SBCTL_CRASH_AT": str(moment.boundary)}
-        command = self.world.start(*self._arguments(operation), env=env)
+        command = self.world.start(*self.arguments(operation), env=env)
         if moment.after_begin_s is not None:
             until(lambda: command.said('"run_started"') or command.process.poll() is not None, "the run's begin")
         delay_s = moment.after_begin_s or moment.after_start_s or 0.0
@@ -278,8 +280,8 @@ class KillLoop:
 
     def _converge(self, operation: Operation, finished: set[str]) -> None:
         """The command again: exit 0, no finished change is done again, and everything agrees."""
-        self._prepare(operation)
-        done = self.world.sbctl(*self._arguments(operation))
+        self.prepare(operation)
+        done = self.world.sbctl(*self.arguments(operation))
         assert done.code == 0, self.story(done)
         events = done.events()
         again = {event["address"] for event in events if event.get("type") == "step_started"} & finished
