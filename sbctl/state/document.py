@@ -35,6 +35,8 @@ def _address(text: str) -> str:
 AddressText = Annotated[str, AfterValidator(_address)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
+Numbering = Annotated[int, Field(ge=0, le=JSON_INT_MAX // 2)]
+"""What the next run counts up from, so there must be room above it."""
 
 
 class _Entry(BaseModel):
@@ -76,11 +78,11 @@ class StateDocument(_Entry):
     schema_version: Literal[1]
     tool_version: str
     lineage: str = Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
-    serial: Count
+    serial: Numbering
     fleet_name: str = Field(max_length=256)
-    key_epoch: Count
+    key_epoch: Numbering
     signers: dict[str, str]
-    revisions: dict[str, Count]
+    revisions: dict[str, Numbering]
     resources: list[ResourceEntry]
     fingerprint_key: Digest | None = None
     digest: Digest

@@ -6,6 +6,7 @@ The one rule behind all of them: a state is read as it was written, or refused b
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from sbctl.base.digests import fingerprint
 from sbctl.base.errors import ExitCode, SbctlError, StateError
+from sbctl.state.document import dump_document
 from sbctl.state.store import StateStore
 from tests.simulators.state_world import StateWorld, address, desired, fast_directory, recorded
 
@@ -179,6 +182,18 @@ def test_B6_whatever_was_flipped_the_named_repair_works(lived: StateWorld) -> No
         store.verify()
         assert (store.read().lineage, store.read().resources) == (before.lineage, before.resources)
     assert repaired
+
+
+@pytest.mark.parametrize(
+    "change", [{"serial": 2**53 - 1}, {"revisions": {"gpu-1": 2**53 - 1}}, {"key_epoch": 2**53 - 1}]
+)
+def test_B8_a_pushed_document_leaves_room_to_count_on(lived: StateWorld, change: dict[str, object]) -> None:
+    raw = {**json.loads(lived.store().export()), **change}
+    del raw["digest"]
+    document = dump_document({**raw, "digest": fingerprint(raw)})
+    with lived.locked("state push") as store, pytest.raises(SbctlError) as caught:
+        store.import_document(document, force=True)
+    assert caught.value.code == "state.document_invalid"
 
 
 def rows_deleted(table: str) -> Callable[[StateWorld], None]:
