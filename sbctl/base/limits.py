@@ -33,6 +33,8 @@ KEY_FILE_MAX_BYTES: Final = 8 * KIB
 FRAME_MAX_BYTES: Final = 8 * MIB
 NODE_CALL_DEADLINE_S: Final = 600.0
 SNAPSHOT_DEADLINE_S: Final = 20.0
+STARTING_WAIT_S: Final = 10.0
+"""So long a command that holds the lock waits for a runtime that was started and is not healthy yet."""
 SETTLE_DEADLINE_S: Final = 300.0
 """So long a command that holds the lock waits for a runtime that is still at work for one that is gone."""
 SSH_CONNECT_DEADLINE_S: Final = 10.0

@@ -106,7 +106,7 @@ def apply(
 def _tell_waiting(host: str) -> None:
     from sbctl.views.console import note
 
-    note(f"{host}: waiting for the runtime, which is still at work on what an earlier command sent")
+    note(f"{host}: waiting for the runtime, which is starting or still at work on what an earlier command sent")
 
 
 def _require_all_hosts(plan: Plan) -> None:

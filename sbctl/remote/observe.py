@@ -16,7 +16,7 @@ from typing import Final, Self, TypeVar
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, SbctlError, UnreachableError
-from sbctl.base.limits import CONNECT_MAX_PARALLEL, SETTLE_DEADLINE_S, SNAPSHOT_DEADLINE_S
+from sbctl.base.limits import CONNECT_MAX_PARALLEL, SETTLE_DEADLINE_S, SNAPSHOT_DEADLINE_S, STARTING_WAIT_S
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.session import HostSession, open_session
 
@@ -66,8 +66,8 @@ def observe_fleet(
 ) -> FleetObservation:
     """Ask all hosts; returns when each has answered or failed, at most `deadline_s` after its turn came.
 
-    With `settle`, a host whose runtime is still at work on a bundle is called by its name and asked again until that is done, for at most
-    SETTLE_DEADLINE_S: only for who holds the lock, since then the work is that of an operator who is gone.
+    With `settle`, a host whose runtime is starting, or still at work on a bundle, is called by its name and asked again until that is over,
+    for at most STARTING_WAIT_S or SETTLE_DEADLINE_S: only for who holds the lock, since then the work is that of an operator who is gone.
 
     `pythons` names an interpreter for hosts where the operator did; `environ` is the operator's environment, for the local machine only.
     """
@@ -84,7 +84,7 @@ def observe_fleet(
     def observe(host: str) -> None:
         try:
             found = _snapshot(sessions[host], clock, deadline_s)
-            if settle is not None and found.runtime.changing:
+            if settle is not None and _unrest_s(found):
                 settle(host)
                 found = _settled(sessions[host], clock, deadline_s)
         except (UnreachableError, HostError) as error:
@@ -109,12 +109,19 @@ def observe_fleet(
     return FleetObservation(_in_order(connections, snapshots), _in_order(connections, unreachable), sessions, seconds)
 
 
+def _unrest_s(found: NodeSnapshot) -> float:
+    """For how long it is worth waiting, since what is seen will be different by itself."""
+    if found.runtime.changing:
+        return SETTLE_DEADLINE_S
+    return STARTING_WAIT_S if found.runtime.running and not found.runtime.healthy else 0.0
+
+
 def _settled(session: HostSession, clock: Clock, deadline_s: float) -> NodeSnapshot:
-    end_s = clock.monotonic_s() + SETTLE_DEADLINE_S
+    begun = clock.monotonic_s()
     while True:
         clock.sleep_s(_PAUSE_S)
         found = _snapshot(session, clock, deadline_s)
-        if not found.runtime.changing or clock.monotonic_s() >= end_s:
+        if clock.monotonic_s() - begun >= _unrest_s(found):
             return found
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, InputError, SbctlError, UnreachableError
+from sbctl.base.limits import SETTLE_DEADLINE_S, STARTING_WAIT_S
 from sbctl.node.snapshot import NodeSnapshot, RuntimeState
 from sbctl.remote import observe
 from sbctl.remote.observe import observe_fleet
@@ -31,6 +32,14 @@ class _Clock:
         self.moment_s += seconds
 
 
+REST = RuntimeState(running=True, healthy=True)
+STATES = {
+    "changing": RuntimeState(running=True, healthy=True, changing=True),
+    "starting": RuntimeState(running=True),
+    "down": RuntimeState(),
+}
+
+
 class _Session:
     """Answers its list of outcomes, one a call."""
 
@@ -45,7 +54,7 @@ class _Session:
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
-        return NodeSnapshot(bootstrapped=True, runtime=RuntimeState(running=True, changing=outcome == "changing"))
+        return NodeSnapshot(bootstrapped=True, runtime=STATES.get(str(outcome), REST))
 
     def close(self) -> None:
         self.closed = True
@@ -111,13 +120,33 @@ def test_nothing_is_tried_again_past_the_deadline(sessions: dict[str, _Session])
     assert clock.sleeps == 0
 
 
-def test_a_runtime_that_is_still_at_work_is_waited_for_by_who_holds_the_lock(sessions: dict[str, _Session]) -> None:
-    sessions["a"] = _Session("a", ["changing", "changing", "ok"])
+@pytest.mark.parametrize(
+    ("outcomes", "calls"),
+    [
+        (["ok"], 1),
+        (["down"], 1),
+        (["changing", "changing", "ok"], 3),
+        (["starting", "changing", "ok"], 3),
+        (["starting", "down"], 2),
+    ],
+)
+def test_a_runtime_that_is_starting_or_at_work_is_waited_for_by_who_holds_the_lock(
+    sessions: dict[str, _Session], outcomes: list[object], calls: int
+) -> None:
     told: list[str] = []
-    observed = observe_fleet({"a": Connection("ssh")}, clock=_Clock(), settle=told.append)
-    assert (observed.snapshots["a"].runtime.changing, told, sessions["a"].calls) == (False, ["a"], 3)
-    sessions["a"] = _Session("a", ["changing"])
-    assert observe_fleet({"a": Connection("ssh")}, clock=_Clock()).snapshots["a"].runtime.changing
-    sessions["a"] = _Session("a", ["changing"] * 2000)
-    assert observe_fleet({"a": Connection("ssh")}, clock=_Clock(), settle=told.append).snapshots["a"].runtime.changing
-    assert sessions["a"].calls < 1000
+    for settle, expected in ((told.append, calls), (None, 1)):
+        sessions["a"] = _Session("a", outcomes)
+        observe_fleet({"a": Connection("ssh")}, clock=_Clock(), settle=settle)
+        assert sessions["a"].calls == expected
+    assert told == ["a"] * (calls > 1)
+
+
+@pytest.mark.parametrize(("state", "limit_s"), [("changing", SETTLE_DEADLINE_S), ("starting", STARTING_WAIT_S)])
+def test_a_runtime_that_does_not_come_to_rest_is_seen_as_it_is(
+    sessions: dict[str, _Session], state: str, limit_s: float
+) -> None:
+    sessions["a"] = _Session("a", [state] * 2000)
+    clock = _Clock()
+    observed = observe_fleet({"a": Connection("ssh")}, clock=clock, settle=lambda _host: None)
+    assert observed.snapshots["a"].runtime == STATES[state]
+    assert clock.moment_s == limit_s
