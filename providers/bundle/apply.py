@@ -11,7 +11,7 @@ from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import HostError, RefusedError, StalePlanError
 from sbctl.base.limits import BUNDLE_MAX_BYTES, SNAPSHOT_DEADLINE_S
-from sbctl.base.truths import Desired
+from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import BundleApply, DeploymentAction, Method
 from sbctl.node.snapshot import BundleState
 from sbctl.plan.model import Step
@@ -69,8 +69,7 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
     if held is not None and held_revision != planned:
         if held.content_digest == digest_of(desired.spec) and held.key_epoch == desired.spec["key_epoch"]:
             return _noted(held)
-        recorded = context.change.recorded
-        if recorded is None or recorded.record.get("revision") != held_revision:
+        if not _is_recorded(held, context.change.recorded):
             raise _changed(desired, planned, held_revision)
     elif held is None and planned is not None:
         raise _changed(desired, planned, None)
@@ -92,6 +91,16 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
         },
         "report": answer.get("report"),
     }
+
+
+def _is_recorded(held: BundleState, recorded: Recorded | None) -> bool:
+    """Whether the state knows what came back: by its number, or by its content where the answer that named the number was lost."""
+    if recorded is None:
+        return False
+    record = recorded.record
+    if record.get("revision") is not None:
+        return bool(record["revision"] == held.revision)
+    return (record.get("content_digest"), record.get("key_epoch", 0)) == (held.content_digest, held.key_epoch)
 
 
 def _changed(desired: Desired, planned: int | None, found: int | None) -> StalePlanError:

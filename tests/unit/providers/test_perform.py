@@ -373,11 +373,12 @@ def test_a_bundle_that_came_back_with_its_runtime_is_kept(bench: Bench, desired:
     assert bench.node.calls == []
 
 
+@pytest.mark.parametrize("revision", [3, None], ids=["by its number", "by its content: the answer was lost"])
 def test_an_older_bundle_that_came_back_is_replaced_when_the_state_knows_it(
-    bench: Bench, desired: dict[str, Desired]
+    bench: Bench, desired: dict[str, Desired], revision: int | None
 ) -> None:
     bench.node.shown = held(3)
-    recorded = recorded_of(desired["bundle"], {"revision": 3, "content_digest": "ee" * 32, "key_epoch": 0})
+    recorded = recorded_of(desired["bundle"], {"revision": revision, "content_digest": "ee" * 32, "key_epoch": 0})
     bench.perform("bundle", "bundle.apply", apply_params(None), desired["bundle"], recorded)
     assert bench.node.calls[0][1]["expected_revision"] == 3
 
@@ -386,6 +387,8 @@ def test_an_older_bundle_that_came_back_is_replaced_when_the_state_knows_it(
     ("shown", "expected", "record"),
     [
         (held(4), 3, {"revision": 3}),
+        (held(4), None, {"revision": None, "content_digest": "dd" * 32, "key_epoch": 0}),
+        (held(4), None, {"revision": None, "content_digest": "ee" * 32, "key_epoch": 1}),
         (held(4), None, None),
         (held(3, key_epoch=1), None, {"revision": 2}),
         (SERVED, 3, {"revision": 3}),
