@@ -19,13 +19,15 @@ _HEAVY = ("lab", "engine", "integration", "soak")
 _KEPT = ("SBCTL_REQUIRE_ALL", "SBCTL_CORPUS", "SBCTL_PACKAGE_INDEX", "SBCTL_TEST_CACHE")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # First, since xdist reads the groups in the same hook.
     asked_for_soak = "soak" in (config.getoption("-m") or "")
     for item in items:
         heavy = [name for name in _HEAVY if item.get_closest_marker(name)]
         if heavy:
-            # One worker at a time boots hosts, binds ports and drives the real engine.
-            item.add_marker(pytest.mark.xdist_group("machine"))
+            # One worker boots hosts, one drives real processes and the real engine; they never compete with their own kind.
+            item.add_marker(pytest.mark.xdist_group("lab" if "lab" in heavy else "machine"))
         if "soak" in heavy and not asked_for_soak:
             item.add_marker(pytest.mark.skip(reason="a long loop: make soak"))
 
