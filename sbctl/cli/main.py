@@ -86,29 +86,49 @@ def _hold_standard_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
+def _say_version() -> int:
+    """Without what other commands need, so that it is quick."""
+    from sbctl import __version__
+
+    try:
+        sys.stdout.write(f"sbctl {__version__}\n")
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        return int(ExitCode.FAILED)
+    return int(ExitCode.DONE)
+
+
+def _drop_output() -> None:
+    """What stdout still holds goes nowhere: the interpreter's last flush would fail again, with an exit code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; prints what went wrong on stderr."""
     _hold_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given in (["version"], ["--version"]):
-        from sbctl import __version__
-
-        sys.stdout.write(f"sbctl {__version__}\n")
-        return int(ExitCode.DONE)
+        return _say_version()
     try:
         code = _run(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     except OSError as error:
+        from sbctl.base.errors import SbctlError
         from sbctl.base.fs import disk_error
         from sbctl.views.failure import print_failure
 
         failed = disk_error(error, str(error.filename or "-"))
-        print_failure(failed, as_json=_wants_json(given), command=_command_of(given))
+        try:
+            print_failure(failed, as_json=_wants_json(given), command=_command_of(given))
+            sys.stdout.flush()
+        except (OSError, SbctlError):
+            _drop_output()
         return int(failed.exit_code)
     except Exception as error:  # noqa: BLE001 - the last resort: a bug is said to be one, without locals or values
         from sbctl.views.failure import print_bug

@@ -289,6 +289,7 @@ def _build_environment(paths: NodePaths, params: Mapping[str, Any], staged: Path
     sources = ["--find-links", str(wheels), "--requirements", str(requirements)]
     into = ["--python", str(environment / "bin/python")]
     _tool([str(uv), "pip", "install", *common, *exactly, *into, *sources], staged, deadline)
+    (environment / ".lock").unlink(missing_ok=True)  # uv leaves it writable by everybody
     return environment
 
 

@@ -2,7 +2,7 @@
 
 stdout carries the result, stderr the talk: progress, notes, failures. Colour only on a terminal and without NO_COLOR. Lines are laid out
 for the terminal's width, 80 without one, COLUMNS when set. A reader that went away (`| head -1`) ends output quietly and nothing else: a
-running apply goes on to its safe point. An encoding that lacks our signs gets plain ones.
+running apply goes on to its safe point. A result that cannot be written is a failure. An encoding that lacks our signs gets plain ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from sbctl.base.display import display_safe
+from sbctl.base.errors import SbctlError
 from sbctl.base.strict_json import dump_pretty
 
 __all__ = [
@@ -152,6 +153,15 @@ def _write(text: str, stream: TextIO) -> None:
         stream.flush()
     except BrokenPipeError:
         _silence(stream)
+    except OSError as error:
+        _silence(stream)
+        if stream is sys.stdout:
+            raise SbctlError(
+                "output.failed",
+                f"the result cannot be written: {error.strerror}",
+                place="standard output",
+                next_step="free space where it goes, then run the command again",
+            ) from error
     except ValueError:
         # The stream was closed under us; there is nobody to tell.
         return

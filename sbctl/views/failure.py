@@ -19,7 +19,7 @@ _FRAMES_MAX = 6
 
 def print_failure(error: SbctlError, *, as_json: bool = False, command: str = "") -> None:
     """Say what went wrong, where, and what to do next."""
-    if as_json:
+    if as_json and error.code != "output.failed":
         print_json(command, error_document(error))
     else:
         talk(error_text(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from sbctl.cli.main import main
 from sbctl.views import console
 
+ROOT = Path(__file__).resolve().parents[2]
 FOREIGN = 'model \u202e \x9b31m \x1b[0m \U0001f600 “é” {"n": 1}\n'
 
 
@@ -60,3 +62,36 @@ def test_A7_a_path_the_system_does_not_take_is_a_named_failure(
     err = capsys.readouterr().err
     assert err.startswith("error[")
     assert "error[bug]" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["version"], ["--help"], ["schema"], ["explain", "proxy"], ["plan", "-f", "no", "--format", "json"]]
+)
+def test_B13_a_result_that_cannot_be_written_is_a_failure_that_says_so(arguments: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sbctl.cli.main", *arguments],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode in (1, 3)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.startswith("error[") or arguments == ["version"]
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["plan", "-f", "nowhere.yml"]])
+def test_B13_an_error_that_cannot_be_written_keeps_its_exit_code(arguments: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sbctl.cli.main", *arguments],
+            cwd=tmp_path,
+            stderr=full,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == (64 if arguments == ["nonsense"] else 3)

@@ -172,6 +172,7 @@ def _build(params: EngineInstall, wheel: Path, staged: Path) -> Path:
     exactly = ("--no-index", "--no-deps", "--require-hashes", "--no-build", "--find-links", str(wheel.parent))
     into = ("--python", str(environment / "bin" / "python"), "--requirements", str(requirements))
     _uv((uv, "pip", "install", *common, *exactly, *into), staged)
+    fs.remove_file(environment / ".lock")  # uv leaves it writable by everybody
     return environment
 
 
