@@ -187,7 +187,7 @@ def test_destroy_leaves_no_process_port_or_file_on_the_host(
     assert "sbctl-runtime" not in host.ssh(
         "systemctl list-units --all --no-legend; systemctl list-unit-files --no-legend"
     )
-    assert "sbctl" not in host.ssh("ps -eo args | grep -v 'ps -eo' | grep -v grep")
+    assert "/opt/sbctl" not in host.ssh("ps -eo args | grep -v 'ps -eo'")
     listening = host.ssh("cat /proc/net/tcp /proc/net/tcp6")
     assert f":{PORT:04X} " not in "".join(line for line in listening.splitlines() if " 0A " in line)
     fleet.sbctl("destroy", "--yes", expect=0)
