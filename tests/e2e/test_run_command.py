@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
@@ -30,6 +31,7 @@ def place(world: OperatorWorld) -> Iterator[Path]:
     yield directory
     for process in _processes(directory):
         process.kill()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _processes(place: Path) -> list[psutil.Process]:
