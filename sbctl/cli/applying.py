@@ -11,7 +11,7 @@ from sbctl.apply.cancellation import Cancellation, SignalWatch
 from sbctl.apply.events import EventSink
 from sbctl.apply.executor import execute
 from sbctl.apply.outcome import ApplyOptions, ApplyResult
-from sbctl.base.errors import InputError, RefusedError, SbctlError, UnreachableError
+from sbctl.base.errors import DegradedError, InputError, RefusedError, SbctlError, UnreachableError
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
@@ -31,7 +31,7 @@ from sbctl.remote.session import open_session
 from sbctl.state.operator import run_info
 from sbctl.trust.envelope import open_envelope
 
-__all__ = ["ApplyRequest", "apply", "open_saved_plan"]
+__all__ = ["ApplyRequest", "apply", "earlier_serial", "open_saved_plan", "require_healthy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def apply(
     """Plan under the lock and carry it out. The result is None when there was nothing to do.
 
     `show` gets the plan before anything happens, `confirm` decides when nobody said --yes. Raises LockedError, StalePlanError,
-    UnreachableError, RefusedError (`plan.*`, `key.*`, `apply.not_confirmed`) before anything is changed.
+    UnreachableError, RefusedError (`plan.*`, `key.*`, `apply.not_confirmed`) before anything is changed; DegradedError when nothing is to
+    change and a deployment has failed all the same.
     """
     if request.plan.mode == "apply" and not workspace.store.exists():
         # A first apply of a file that is wrong leaves not even a lock behind.
@@ -91,6 +92,7 @@ def apply(
             raise refusal.error()
         if not found.plan.actionable:
             _note_only(workspace, request, found)
+            require_healthy(found)
             return found.plan, None
         if not request.assume_yes and not confirm(found.plan):
             raise RefusedError(
@@ -117,6 +119,24 @@ def _require_all_hosts(plan: Plan) -> None:
             f"{', '.join(sorted(plan.unreachable))} gave no answer, so nothing was begun",
             next_step="repair the host, or go on without it: --allow-unreachable",
         )
+
+
+def require_healthy(found: Planned) -> None:
+    """Raises DegradedError `apply.degraded`: nothing is to change, and yet something that should run was given up.
+
+    An engine that is about to be started again is no reason: it is the runtime's work, and a second later it may be done.
+    """
+    for host, snapshot in sorted(found.observation.snapshots.items()):
+        for deployment in snapshot.deployments:
+            given_up = [one for one in deployment.replicas if one.state == "failed" and one.reason_code == "crash_loop"]
+            if given_up:
+                cause = given_up[0].last_error or "the runtime gave no cause"
+                raise DegradedError(
+                    "apply.degraded",
+                    f"nothing is to change, but deployment {deployment.deployment} was given up: {cause}",
+                    place=host,
+                    next_step=f"repair the cause, then: sbctl apply --replace deployment.{host}/{deployment.deployment}",
+                )
 
 
 def _check_saved(workspace: Workspace, saved: SavedPlan, found: Planned) -> None:
