@@ -15,7 +15,7 @@ from sbctl.node.snapshot import DeploymentState, NodeSnapshot, ReplicaState
 def _found(state: str, reason: str | None) -> Any:
     replica = ReplicaState(state=state, reason_code=reason, last_error="exit code 3: no such device")
     snapshot = NodeSnapshot(bootstrapped=True, deployments=(DeploymentState(deployment="chat", replicas=(replica,)),))
-    return cast(Any, SimpleNamespace(observation=SimpleNamespace(snapshots={"gpu-a": snapshot})))
+    return cast("Any", SimpleNamespace(observation=SimpleNamespace(snapshots={"gpu-a": snapshot})))
 
 
 def test_a_crash_loop_is_degraded_and_names_host_cause_and_next_step() -> None:
