@@ -38,7 +38,9 @@ STARTING_WAIT_S: Final = 10.0
 SETTLE_DEADLINE_S: Final = 300.0
 """So long a command that holds the lock waits for a runtime that is still at work for one that is gone."""
 SSH_CONNECT_DEADLINE_S: Final = 10.0
-SSH_KEEPALIVE_S: Final = 30
+SSH_KEEPALIVE_S: Final = 15
+SSH_UNANSWERED_S: Final = 45
+"""After so long without an acknowledgement of what was sent, keepalives too, the network is taken for cut."""
 REMOTE_OUTPUT_MAX_BYTES: Final = 1 * MIB
 CONNECT_MAX_PARALLEL: Final = 16
 

@@ -24,7 +24,7 @@ import paramiko
 from sbctl.base.connection import Connection
 from sbctl.base.display import display_safe
 from sbctl.base.errors import InputError, UnreachableError
-from sbctl.base.limits import SSH_CONNECT_DEADLINE_S, SSH_KEEPALIVE_S
+from sbctl.base.limits import SSH_CONNECT_DEADLINE_S, SSH_KEEPALIVE_S, SSH_UNANSWERED_S
 from sbctl.remote.transport import foreign_text
 
 __all__ = ["DISABLED_ALGORITHMS", "HostKeyPin", "connect", "ssh_place"]
@@ -147,7 +147,7 @@ def _identity(connection: Connection, place: str) -> paramiko.PKey:
 def _dial(connection: Connection, place: str) -> socket.socket:
     seconds = SSH_CONNECT_DEADLINE_S
     try:
-        return socket.create_connection((connection.address, connection.port), timeout=seconds)
+        dialed = socket.create_connection((connection.address, connection.port), timeout=seconds)
     except socket.gaierror as error:
         code, what = "ssh.name_unknown", f"the name has no address ({error.strerror})"
     except TimeoutError:
@@ -156,9 +156,18 @@ def _dial(connection: Connection, place: str) -> socket.socket:
         code, what = "ssh.refused", "the connection was refused"
     except OSError as error:
         code, what = "ssh.no_route", f"the host cannot be reached ({error.strerror})"
+    else:
+        _notice_cuts(dialed)
+        return dialed
     raise UnreachableError(
         code, what, place=place, next_step="check that the host is up and sshd listens there", retryable=True
     )
+
+
+def _notice_cuts(dialed: socket.socket) -> None:
+    """A cut cable sends nothing, and TCP by itself goes on hoping for a quarter of an hour."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        dialed.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SSH_UNANSWERED_S * 1000)
 
 
 def _handshake(

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
@@ -57,6 +58,23 @@ def test_a_host_that_cannot_be_dialled_may_be_later(
     monkeypatch.setattr(socket, "create_connection", dial)
     error = _failure(server.connection)
     assert (error.code, error.retryable) == (code, True)
+
+
+def test_a_network_that_is_cut_is_noticed_long_before_tcp_gives_up(
+    server: HostileSsh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial = socket.create_connection
+    dialed: list[socket.socket] = []
+
+    def kept(*arguments: Any, **more: Any) -> socket.socket:
+        dialed.append(dial(*arguments, **more))
+        return dialed[-1]
+
+    monkeypatch.setattr(socket, "create_connection", kept)
+    transport = connect("gpu-a", server.connection)
+    limits = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for each in dialed if each.fileno() >= 0]
+    transport.close()
+    assert set(limits) == {45_000}
 
 
 @pytest.mark.parametrize("behaviour", ["silent", "closes", "speaks something else"])
