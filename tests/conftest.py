@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,21 +15,23 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.lab.fixture import lab  # noqa: E402, F401 - a fixture for every test that asks for hosts
+from tests.scheduling import misplaced  # noqa: E402
 
-_HEAVY = ("lab", "engine", "integration", "soak")
 _KEPT = ("SBCTL_REQUIRE_ALL", "SBCTL_CORPUS", "SBCTL_PACKAGE_INDEX", "SBCTL_TEST_CACHE")
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.scheduling import MachineScheduling
+
+    return MachineScheduling(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # First, since xdist reads the groups in the same hook.
     asked_for_soak = "soak" in (config.getoption("-m") or "")
+    if wrong := misplaced(items):
+        raise pytest.UsageError(f"tests/scheduling.py does not list these files with heavy tests: {', '.join(wrong)}")
     for item in items:
-        heavy = [name for name in _HEAVY if item.get_closest_marker(name)]
-        if heavy:
-            # One worker boots hosts, one drives real processes and the real engine; they never compete with their own kind.
-            item.add_marker(pytest.mark.xdist_group("lab" if "lab" in heavy else "machine"))
-        if "soak" in heavy and not asked_for_soak:
+        if item.get_closest_marker("soak") and not asked_for_soak:
             item.add_marker(pytest.mark.skip(reason="a long loop: make soak"))
 
 

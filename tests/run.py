@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write("left out: SSH hosts and mounts (need root); the tests say so one by one\n")
     sys.stdout.flush()
     command = [
-        sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-m", "not soak", *(arguments or ["tests"]),
+        sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadscope", "-m", "not soak", *(arguments or ["tests"]),
     ]  # fmt: skip
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 

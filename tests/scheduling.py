@@ -1,0 +1,55 @@
+"""Which worker runs a test when pytest shares the work: hosts on one, real processes and the real engine on one, the rest anywhere.
+
+Workers know markers and the controller knows only node ids, so the places are named here by file; `misplaced` finds a test whose marker
+and whose file disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Final
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+__all__ = ["HEAVY_MARKERS", "MachineScheduling", "misplaced", "place_of"]
+
+HEAVY_MARKERS: Final = ("lab", "engine", "integration", "soak")
+_LAB_FILES: Final = ("tests/lab/*", "tests/*/test_lab_*.py", "tests/docs/test_examples.py")
+_PROCESS_FILES: Final = (
+    "tests/e2e/*",
+    "tests/integration/*",
+    "tests/faults/*",
+    "tests/docs/test_pages.py",
+    "tests/attacks/test_node_attacks.py",
+    "tests/attacks/test_config_attacks.py",
+)
+
+
+def place_of(node_id: str) -> str:
+    """`lab`, `processes`, or the node id itself for a test that may run anywhere."""
+    file = node_id.partition("::")[0]
+    if any(fnmatchcase(file, pattern) for pattern in _LAB_FILES):
+        return "lab"
+    if any(fnmatchcase(file, pattern) for pattern in _PROCESS_FILES):
+        return "processes"
+    return node_id
+
+
+def misplaced(items: Iterable[pytest.Item]) -> list[str]:
+    """Heavy tests, soak apart, in files that are not listed here."""
+    found = set()
+    for item in items:
+        heavy = {name for name in HEAVY_MARKERS if item.get_closest_marker(name)}
+        place = place_of(item.nodeid)
+        if heavy and "soak" not in heavy and (place == item.nodeid or ("lab" in heavy and place != "lab")):
+            found.add(item.nodeid.partition("::")[0])
+    return sorted(found)
+
+
+class MachineScheduling(LoadScopeScheduling):
+    """xdist's scheduling by scope, with `place_of` as the scope."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return place_of(nodeid)
