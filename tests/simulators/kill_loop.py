@@ -289,6 +289,9 @@ class KillLoop:
         self.reader.look()
         assert not self.reader.problems, self.story(done)
         store = self.reader.store
+        if operation == "destroy" and not store.exists():  # killed before anything was begun
+            self._judge_machine(operation)
+            return
         view = store.read()
         assert view.open_intents == (), self.story(done)
         if operation == "create":
