@@ -19,7 +19,7 @@ from sbctl.config.compiled import CompiledConfig
 from sbctl.plan.build import build_plan
 from sbctl.plan.inputs import PlanInputs
 from sbctl.plan.model import BlastRadius, Plan, PlanMode
-from sbctl.plan.policy import Limits
+from sbctl.plan.policy import Limits, refusals
 from sbctl.remote.observe import FleetObservation, observe_fleet
 
 __all__ = ["PlanRequest", "Planned", "desired_of", "limits_of", "plan_against", "planned"]
@@ -181,3 +181,16 @@ def plan_against(workspace: Workspace, base_file: Path) -> Plan:
     inputs = PlanInputs.against(before, desired_of(proposed), proposed, workspace.clock.now())
     header = {"fleet": proposed.fleet_name, "state": f"against {base_file}"}
     return build_plan(replace(inputs, header=header), PROVIDERS)
+
+
+def refuse_marked_hosts(workspace: Workspace) -> None:
+    """For a `destroy` without a state: "nothing was applied" must not be said of hosts that carry a fleet's marker.
+
+    Raises RefusedError `host.other_lineage`. Without a usable sb.yml there are no hosts to ask.
+    """
+    if not workspace.file.exists():
+        return
+    with planned(workspace, PlanRequest()) as found:
+        for refusal in refusals(found.plan):
+            if refusal.code == "host.other_lineage":
+                raise refusal.error()

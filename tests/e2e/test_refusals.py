@@ -217,6 +217,15 @@ def test_what_may_not_be_destroyed_is_not(served: OperatorWorld) -> None:
     assert "prevent_destroy" in f"{done.out}{done.err}"
 
 
+def test_B7_a_lost_state_is_not_taken_for_nothing_to_destroy(world: OperatorWorld) -> None:
+    marker = world.prefix / "etc" / "marker.json"
+    marker.parent.mkdir(parents=True)
+    marker.write_text('{"lineage": "0e0e0e0e-0000-4000-8000-00000000000e", "host": "local"}\n')
+    done = world.sbctl("destroy", "--yes", expect=4)
+    assert "host.other_lineage" in done.err
+    marker.unlink()
+
+
 def test_nothing_to_destroy_is_0(world: OperatorWorld) -> None:
     world.sbctl("destroy", "--yes", expect=0)
     world.sbctl("destroy", "--yes", expect=0, save=False)

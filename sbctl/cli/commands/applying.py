@@ -115,13 +115,14 @@ def destroy(
 ) -> int:
     """Remove all that was applied, by what the state recorded; sb.yml is not needed for it."""
     from sbctl.cli.applying import ApplyRequest
-    from sbctl.cli.planning import PlanRequest, limits_of
+    from sbctl.cli.planning import PlanRequest, limits_of, refuse_marked_hosts
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import note
 
     refuse_without_meaning("destroy", refresh=refresh, replace=replace)
     workspace = Workspace(file)
     if workspace.state is None:
+        refuse_marked_hosts(workspace)
         note("nothing to remove: nothing was applied from here")
         return ExitCode.DONE
     request = PlanRequest(
