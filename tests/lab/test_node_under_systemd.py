@@ -117,13 +117,13 @@ def test_a_killed_runtime_and_a_rebooted_host_come_back(session: HostSession, ho
         again.close()
 
 
-def test_a_runtime_that_cannot_start_says_why_and_is_repaired(session: HostSession, host: LabHost) -> None:
-    call(session, "runtime.activate", activation())
+def test_a_taken_port_is_said_before_the_running_runtime_is_touched(session: HostSession, host: LabHost) -> None:
+    before = call(session, "runtime.activate", activation())["pid"]
     with pytest.raises(HostError) as caught:
         call(session, "runtime.activate", activation(http_bind_port=22))
-    assert caught.value.code == "runtime.not_healthy"
+    assert caught.value.code == "runtime.port_in_use"
     assert "22" in caught.value.message
-    assert call(session, "runtime.activate", activation())["pid"]
+    assert call(session, "runtime.activate", activation())["pid"] == before
 
 
 def test_removal_leaves_nothing(session: HostSession, host: LabHost) -> None:
