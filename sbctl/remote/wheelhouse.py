@@ -144,8 +144,12 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(job) for job in jobs]
-    except* SbctlError as failures:
-        raise _first(failures) from None
+    except BaseExceptionGroup as failures:
+        # Not `except*`: early releases of Python 3.11 wrap what is raised there in a group again.
+        expected, unexpected = failures.split(SbctlError)
+        if expected is None or unexpected is not None:
+            raise
+        raise _first(expected) from None
     return [task.result() for task in tasks]
 
 
