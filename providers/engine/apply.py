@@ -17,7 +17,7 @@ from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext
 
-__all__ = ["perform", "record"]
+__all__ = ["library_file", "perform", "record"]
 
 
 def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
@@ -43,7 +43,7 @@ def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
     params = step.params
     snapshot = context.node.snapshot(SNAPSHOT_DEADLINE_S)
     wheel = _wheel(params, snapshot)
-    libraries = tuple(_library(pin) for pin in library_pins(snapshot.host.arch))
+    libraries = tuple(library_file(pin) for pin in library_pins(snapshot.host.arch))
     if params["delivery"] == "push":
         wanted = [(params["project"], params["version"], wheel)]
         wanted += [(library.project, library.version, library.wheel) for library in libraries]
@@ -68,7 +68,8 @@ def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
     return {"digests": {**_known_digests(context), params["version"]: answer.get("digest")}}
 
 
-def _library(pin: LibraryPin) -> LibraryFile:
+def library_file(pin: LibraryPin) -> LibraryFile:
+    """A pinned library as the node interface takes it."""
     return LibraryFile(
         name=pin.name,
         project=pin.project,

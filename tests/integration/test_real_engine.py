@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from providers.engine.apply import library_file
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.artifacts.pull import pull
@@ -31,7 +32,7 @@ from sbctl.base.errors import EngineError, SbctlError
 from sbctl.engines.detect import installed_wheels, wheel_build
 from sbctl.engines.llama_cpp import launch_spec, weight_file
 from sbctl.engines.model import EngineAddress, LaunchSpec
-from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_for
+from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, library_pins, wheel_for
 from sbctl.node.messages import EngineInstall, WheelFile
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.context import NodeContext
@@ -99,6 +100,7 @@ def request(filename: str, sha256: str, python: str, version: str = LLAMA_CPP_WH
         project="xllamacpp",
         version=version,
         wheel=WheelFile(filename=filename, sha256=sha256),
+        libraries=tuple(library_file(pin) for pin in library_pins(platform.machine())),
         python=python,
         delivery="pull",
     )
@@ -231,10 +233,11 @@ def test_what_cannot_start_ends_with_one_sentence(
     build = wheel_build(context.paths.engines, record)
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"not a model")
+    env = {} if build.libraries is None else {"LD_LIBRARY_PATH": str(build.libraries)}
     base = ["--host", "127.0.0.1", "--ctx-size", "512", "--parallel", "1", "--threads", "1"]
     for arguments, code in ((["--model", str(junk), *base], 1), (["--model", str(junk), *base, "--api-key", "x"], 64)):
         done = subprocess.run(
-            [*build.argv_prefix, *arguments], capture_output=True, text=True, timeout=120, check=False
+            [*build.argv_prefix, *arguments], capture_output=True, text=True, timeout=120, check=False, env=env
         )
         assert done.returncode == code
         assert "llama_wheel_launcher: " in done.stderr
