@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +205,20 @@ def test_B2_B3_a_lock_has_one_holder_and_dies_with_it(tmp_path: Path) -> None:
 def test_B4_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "lock")
     assert lock.try_acquire()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as child:
+    say_and_wait = "print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", say_and_wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
         lock.release()
-        with held(tmp_path / "lock") as got:
-            assert got
+        # Another process of this test run may stand between fork and exec just now; the child stays alive all the while.
+        deadline = time.monotonic() + 10
+        got = False
+        while not got and time.monotonic() < deadline:
+            with held(tmp_path / "lock") as got:
+                pass
+        assert got
         child.communicate(b"\n")
 
 
