@@ -146,7 +146,8 @@ class SshModel(Block):
     user: PlainText | None = Field(default=None, description="Login name. Unset: root.")
     port: Port | None = Field(default=None, description="Port of sshd. Unset: 22.")
     identity_file: FilePath | None = Field(
-        default=None, description="Private key. Unset: the agent and the usual files."
+        default=None,
+        description="Private key file, unencrypted OpenSSH. Every SSH host needs one; agent and default keys are not tried.",
     )
     become: Any = Field(default=None, description="Another user for the work; not in this version.")
     jump: Any = Field(default=None, description="A host in between; not in this version.")

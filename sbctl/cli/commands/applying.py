@@ -29,6 +29,7 @@ from sbctl.cli.options import (
 if TYPE_CHECKING:
     from sbctl.cli.applying import ApplyRequest
     from sbctl.cli.workspace import Workspace
+    from sbctl.plan.model import Plan
 
 __all__ = ["register"]
 
@@ -171,7 +172,6 @@ def rollback(
 def _run(workspace: Workspace, request: ApplyRequest, *, as_json: bool) -> int:
     from sbctl.cli.applying import apply as carry_out
     from sbctl.cli.fleet_setup import interactive
-    from sbctl.plan.model import Plan
     from sbctl.views.apply_text import print_apply_result
     from sbctl.views.console import ask_yes, note
     from sbctl.views.live import event_view
@@ -199,11 +199,9 @@ def _run(workspace: Workspace, request: ApplyRequest, *, as_json: bool) -> int:
     return result.exit_code
 
 
-def _question(plan: object) -> str:
+def _question(plan: Plan) -> str:
     from sbctl.base.display import plural
-    from sbctl.plan.model import Plan
 
-    assert isinstance(plan, Plan)
     count = len(plan.counted)
     verb = {"destroy": "Remove all of this", "rollback": "Roll back"}.get(plan.mode, "Apply")
     return f"{verb}? {plural(count, 'change')}, blast radius {plan.blast_radius} (yes/no) "
