@@ -36,9 +36,7 @@ class Assembler:
         if isinstance(part.get("delta"), dict):
             _add_delta(choice.setdefault("message", {"role": "assistant", "content": None}), part["delta"])
         if isinstance(part.get("logprobs"), dict):
-            logprobs = choice.setdefault("logprobs", {})
-            for key, value in part["logprobs"].items():
-                logprobs[key] = [*logprobs.get(key, []), *value] if isinstance(value, list) else value
+            _add_logprobs(choice.setdefault("logprobs", {}), part["logprobs"])
 
     def answer(self) -> dict[str, Any]:
         choices = [self._choices[index] for index in sorted(self._choices)]
@@ -50,6 +48,12 @@ class Assembler:
         return {**self._top, "object": kind, "choices": choices}
 
 
+def _add_logprobs(logprobs: dict[str, Any], part: Mapping[str, Any]) -> None:
+    for key, value in part.items():
+        known = logprobs.get(key)
+        logprobs[key] = [*known, *value] if isinstance(value, list) and isinstance(known, list) else value
+
+
 def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for key, value in delta.items():
         if key == "tool_calls":
@@ -57,7 +61,8 @@ def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
         elif key == "role" or not isinstance(value, str):
             message[key] = value if value is not None else message.get(key)
         else:
-            message[key] = (message.get(key) or "") + value
+            known = message.get(key)
+            message[key] = known + value if isinstance(known, str) else value
 
 
 def _add_calls(calls: dict[int, dict[str, Any]], parts: Any) -> None:

@@ -28,10 +28,16 @@ class _Selector(selectors.DefaultSelector):
     """Where a loop would sleep, its clock jumps instead; only threads are waited for."""
 
     skipped_s = 0.0
+    busy_threads = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if ready or timeout == 0:
+            return ready
+        if self.busy_threads:
+            ready = super().select(60.0)
+            if not ready:
+                raise AssertionError("a thread that the loop waits for does not end")
             return ready
         ready = super().select(0.001 if timeout is not None else 5.0)
         if ready:
@@ -51,6 +57,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.skipped_s
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """Time stands while a thread works for the loop, however slow the machine is."""
+        future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
+        self._jumping.busy_threads += 1
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, _future: asyncio.Future[Any]) -> None:
+        self._jumping.busy_threads -= 1
 
 
 def in_virtual_time(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

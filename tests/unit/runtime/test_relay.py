@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbctl.base.errors import SbctlError
@@ -133,6 +133,8 @@ def test_a_whole_text_completion() -> None:
         max_size=4,
     )
 )
+@example([{"logprobs": {"index": None}}, {"logprobs": {"index": []}}])
+@example([{"delta": {"content": {}}}, {"delta": {"content": "a"}}])
 def test_events_of_another_shape_are_left_out(choices: list[Any]) -> None:
     assembler = Assembler()
     assembler.add({"choices": choices})
