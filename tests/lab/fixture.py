@@ -22,8 +22,10 @@ from sbctl.base.connection import Connection
 __all__ = ["Lab", "LabHost", "lab"]
 
 SCRIPT = Path(__file__).with_name("hosts.sh")
-ROOT = Path("/run/sbctl-lab")
-LOCK = Path("/run/sbctl-lab.lock")
+LAB_NUMBER = int(os.environ.get("SBCTL_LAB", "0"))
+"""Several labs can run on one machine; a test run uses one."""
+ROOT = Path(f"/run/sbctl-lab-{LAB_NUMBER}")
+LOCK = Path(f"/run/sbctl-lab-{LAB_NUMBER}.lock")
 HOST_COUNT = 3
 WAIT_FOR_OTHER_RUN_S = 600
 COMMANDS = ("ip", "unshare", "nsenter", "setpriv", "ssh-keygen", "sshd", "mountpoint")
@@ -41,7 +43,7 @@ class LabHost:
 
     @property
     def address(self) -> str:
-        return f"10.78.0.{self.number}"
+        return f"10.78.{LAB_NUMBER}.{self.number}"
 
     @property
     def host_key(self) -> str:
@@ -66,7 +68,7 @@ class LabHost:
         """The output of a command on the host, run by OpenSSH's own client; for looking from outside at what sbctl did."""
         options = [f"UserKnownHostsFile={ROOT / 'known_hosts'}", "BatchMode=yes", "ConnectTimeout=10"]
         known = ROOT / "known_hosts"
-        known.write_text("".join(f"10.78.0.{n} {LabHost(n).host_key}\n" for n in _numbers()))
+        known.write_text("".join(f"{LabHost(n).address} {LabHost(n).host_key}\n" for n in _numbers()))
         command = ["ssh", "-i", self.identity_file, *(part for option in options for part in ("-o", option))]
         return _output([*command, f"{user}@{self.address}", *argv], timeout_s=timeout_s, check=check)
 
@@ -91,6 +93,13 @@ class Lab:
 
     def heal(self, host: LabHost) -> None:
         _hosts("heal", str(host.number))
+
+    def hide(self, host: LabHost) -> None:
+        """Only its siblings reach it: one of them must be the jump."""
+        _hosts("hide", str(host.number))
+
+    def show(self, host: LabHost) -> None:
+        _hosts("show", str(host.number))
 
     def pristine(self, host: LabHost) -> None:
         """Remove whatever sbctl left on the host, programs included."""

@@ -6,18 +6,23 @@
 #   hosts.sh kill N       power loss: every process of hN is gone, its disk stays
 #   hosts.sh start N      boot hN again from its disk
 #   hosts.sh cut N        pull its network cable; heal N plugs it in again
+#   hosts.sh hide N       only its siblings can reach it, so that one of them must be the jump; show N undoes it
 #
-# A host's disk is an overlay over this machine's /, kept in memory below /run/sbctl-lab. It has the same system programs and Python, but
+# SBCTL_LAB=I (0 to 99, default 0) names one of several labs on one machine: its hosts are at 10.78.I.1, 10.78.I.2, …
+#
+# A host's disk is an overlay over this machine's /, kept in memory below /run/sbctl-lab-I. It has the same system programs and Python, but
 # no compiler, no pip, no uv, nothing in /opt, /root, /home or /usr/local, and no route to anywhere but its siblings. Log in as root or as
-# the user "ops" with /run/sbctl-lab/operator_key; a host's public key is /run/sbctl-lab/hN/host_key.pub.
+# the user "ops" with /run/sbctl-lab-I/operator_key; a host's public key is /run/sbctl-lab-I/hN/host_key.pub.
 #
 # Needs root, overlayfs, cgroup2, and the commands ip, unshare, nsenter, setpriv, systemd, sshd, python3. The clock is the machine's own:
 # a host could set it, so no test may try (the capability is dropped for everything that init starts).
 set -euo pipefail
 
-lab=/run/sbctl-lab
-network=10.78.0
-bridge=sbctl-lab0
+number_of_lab=${SBCTL_LAB:-0}
+[[ $number_of_lab =~ ^[0-9]{1,2}$ ]] || { echo "SBCTL_LAB must be a number from 0 to 99" >&2; exit 64; }
+lab=/run/sbctl-lab-$number_of_lab
+network=10.78.$number_of_lab
+bridge=sbctl-lab$number_of_lab
 operator_key=$lab/operator_key
 disk_size=${SBCTL_LAB_DISK:-8g}
 
@@ -55,7 +60,7 @@ personalise() { # number root
   local number=$1 root=$2 unit
   echo "h$number" >"$root/etc/hostname"
   cp "$lab/hosts" "$root/etc/hosts"
-  echo "sbctl-lab-$number" | md5sum | cut -c1-32 >"$root/etc/machine-id"
+  echo "sbctl-lab-$number_of_lab-$number" | md5sum | cut -c1-32 >"$root/etc/machine-id"
   rm -rf "$root"/etc/systemd/system/*.wants "$root"/etc/systemd/system/sbctl* "$root"/etc/pip.conf "$root"/etc/xdg/pip
   rm -f "$root"/usr/bin/{gcc,g++,cc,c++,cpp,make,cmake,pip,uv,uvx}* "$root"/etc/ssh/ssh_host_*
   install -m 600 "$lab/h$number/host_key" "$root/etc/ssh/ssh_host_ed25519_key"
@@ -132,10 +137,10 @@ become_host() { # number
 # --- from outside -----------------------------------------------------------------------------------------------------------------------
 
 power_on() { # number
-  local number=$1 namespace=sbctl-h$1 cable=sbctl-c$1 group=$lab/cgroup/sbctl-lab-h$1
+  local number=$1 namespace=sbctl-$number_of_lab-h$1 cable=sbctl-c$number_of_lab-$1 group=$lab/cgroup/sbctl-lab-$number_of_lab-h$1
   ip netns add "$namespace"
   # A card keeps its hardware address over a reboot; with a new one the neighbours would talk to the old one for a minute.
-  ip link add "$cable" type veth peer name eth0 address "$(printf '02:78:00:00:00:%02x' "$number")" netns "$namespace"
+  ip link add "$cable" type veth peer name eth0 address "$(printf '02:78:00:00:%02x:%02x' "$number_of_lab" "$number")" netns "$namespace"
   ip link set "$cable" master "$bridge" up
   ip -n "$namespace" link set lo up
   ip -n "$namespace" addr add "$network.$number/24" dev eth0
@@ -151,7 +156,7 @@ power_on() { # number
 }
 
 power_off() { # number
-  local number=$1 pid group=$lab/cgroup/sbctl-lab-h$1 tries
+  local number=$1 pid group=$lab/cgroup/sbctl-lab-$number_of_lab-h$1 tries
   pid=$(cat "$lab/h$number/pid" 2>/dev/null || true)
   # The recorded process is the one that created the host's namespaces; ending it ends everything in them.
   if [ -n "$pid" ] && grep -qz '^unshare$' "/proc/$pid/cmdline" 2>/dev/null; then kill -KILL "$pid"; fi
@@ -160,8 +165,8 @@ power_off() { # number
     [ -d "$group" ] || break
     find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.02
   done
-  ip netns del "sbctl-h$number" 2>/dev/null || true
-  ip link del "sbctl-c$number" 2>/dev/null || true
+  ip netns del "sbctl-$number_of_lab-h$number" 2>/dev/null || true
+  ip link del "sbctl-c$number_of_lab-$number" 2>/dev/null || true
 }
 
 wait_for_sshd() { # number
@@ -178,7 +183,7 @@ wait_for_sshd() { # number
 up() { # count
   local count=$1 number
   mkdir -p "$lab"
-  mount -t tmpfs -o "size=$disk_size,mode=711" sbctl-lab "$lab"
+  mount -t tmpfs -o "size=$disk_size,mode=711" "sbctl-lab-$number_of_lab" "$lab"
   mkdir "$lab/cgroup"
   mount -t cgroup2 cgroup2 "$lab/cgroup"
   ssh-keygen -q -t ed25519 -N '' -C operator -f "$operator_key"
@@ -223,11 +228,13 @@ case "${1:-}" in
     power_on "$2"
     wait_for_sshd "$2"
     ;;
-  cut) ip link set "sbctl-c$2" down ;;
-  heal) ip link set "sbctl-c$2" up ;;
+  cut) ip link set "sbctl-c$number_of_lab-$2" down ;;
+  heal) ip link set "sbctl-c$number_of_lab-$2" up ;;
+  hide) ip -n "sbctl-$number_of_lab-h$2" route replace blackhole "$network.254/32" ;;
+  show) ip -n "sbctl-$number_of_lab-h$2" route del blackhole "$network.254/32" ;;
   become-host) become_host "$2" ;;
   *)
-    sed -n '2,9p' "$0" >&2
+    sed -n '2,10p' "$0" >&2
     exit 64
     ;;
 esac
