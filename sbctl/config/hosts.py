@@ -170,7 +170,12 @@ def _connection(
     if identity and not identity.startswith(("/", "~")):
         identity = str(FilePath(document.path).absolute().parent / identity)
     return Connection(
-        "ssh", address=address, port=ssh.port or 22, user=ssh.user or "root", host_key=host_key, identity_file=identity
+        "ssh",
+        address=address,
+        port=ssh.port or 22,
+        user=ssh.user or "root",
+        host_keys=(host_key,) if host_key else (),
+        identity_file=identity,
     )
 
 

@@ -7,6 +7,7 @@ reference and its keyed fingerprint.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from sbctl.base.digests import fingerprint
@@ -55,9 +56,7 @@ def host_meaning(host: CompiledHost, served: str) -> dict[str, Any]:
     """One host; `served` is the digest of what it serves."""
     password, connection = host.admin_password, host.connection
     return {
-        "connection": [
-            connection.kind, connection.address, connection.port, connection.user, connection.host_key, connection.identity_file,
-        ],
+        "connection": asdict(connection),
         "roles": sorted(host.roles),
         "labels": dict(host.labels),
         "served": served,

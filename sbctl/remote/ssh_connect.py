@@ -10,80 +10,30 @@ no agent and no other key is tried, nothing is forwarded, no ssh_config runs. We
 
 from __future__ import annotations
 
-import base64
-import binascii
 import getpass
-import hashlib
 import logging
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import paramiko
 
 from sbctl.base.connection import Connection
-from sbctl.base.display import display_safe
-from sbctl.base.errors import InputError, UnreachableError
+from sbctl.base.errors import UnreachableError
 from sbctl.base.limits import SSH_CONNECT_DEADLINE_S, SSH_KEEPALIVE_S, SSH_UNANSWERED_S
+from sbctl.remote.host_key import ANY_KEY, HostKeyPin, key_families
 from sbctl.remote.transport import foreign_text
 
-__all__ = ["DISABLED_ALGORITHMS", "HostKeyPin", "connect", "ssh_place"]
+__all__ = ["DISABLED_ALGORITHMS", "connect", "ssh_place"]
 
 DISABLED_ALGORITHMS: Final[dict[str, list[str]]] = {
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
     "macs": ["hmac-sha1", "hmac-sha1-96", "hmac-md5", "hmac-md5-96"],
 }
-_KEY_FAMILIES: Final = (
-    ("ssh-ed25519",),
-    ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
-    ("rsa-sha2-512", "rsa-sha2-256"),
-)
-
-_ANY_KEY: Final = tuple(name for family in _KEY_FAMILIES for name in family)
-
 # The library logs tracebacks of broken connections; what matters of them is in our errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
-
-
-class HostKeyPin:
-    """`SHA256:…` or an OpenSSH public key, compared with what a host shows."""
-
-    def __init__(self, text: str) -> None:
-        """Raises InputError `ssh.host_key_invalid`."""
-        words = text.split()
-        try:
-            if len(words) == 1 and text.startswith("SHA256:"):
-                digest = base64.b64decode(text[7:] + "=" * (-len(text[7:]) % 4), validate=True)
-                if len(digest) != hashlib.sha256().digest_size:
-                    raise ValueError(text)
-                self.key_type: str | None = None
-            elif len(words) >= 2:
-                blob = base64.b64decode(words[1], validate=True)
-                if not blob.startswith(len(words[0]).to_bytes(4, "big") + words[0].encode("ascii")):
-                    raise ValueError(text)
-                digest = hashlib.sha256(blob).digest()
-                self.key_type = words[0]
-            else:
-                raise ValueError(text)
-        except (ValueError, binascii.Error, UnicodeEncodeError) as error:
-            raise InputError(
-                "ssh.host_key_invalid",
-                f'"{display_safe(text, max_chars=80)}" is neither a fingerprint SHA256:… nor an OpenSSH public key',
-                next_step="on the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
-            ) from error
-        self.fingerprint = _fingerprint(digest)
-
-    def families(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of key algorithms to ask the host for, in order: the pinned type alone; for a fingerprint any type at first, then each."""
-        if self.key_type is None:
-            return (_ANY_KEY, *_KEY_FAMILIES)
-        wanted = "rsa-sha2-512" if self.key_type == "ssh-rsa" else self.key_type
-        return tuple(family for family in _KEY_FAMILIES if wanted in family)
-
-
-def _fingerprint(digest: bytes) -> str:
-    return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
 
 def ssh_place(host: str, connection: Connection) -> str:
@@ -94,22 +44,22 @@ def ssh_place(host: str, connection: Connection) -> str:
 def connect(host: str, connection: Connection) -> paramiko.Transport:
     """Raises UnreachableError of one of the three kinds, InputError for a pin or key file that is none."""
     place = ssh_place(host, connection)
-    pin = HostKeyPin(connection.host_key) if connection.host_key else None
+    pins = tuple(HostKeyPin(text) for text in connection.host_keys)
     identity = _identity(connection, place)
     shown: list[paramiko.PKey] = []
-    for family in pin.families() if pin else (_ANY_KEY,):
+    for family in key_families(pins):
         if any(_is_of(key, family) for key in shown):
             continue
         transport = _handshake(connection, family, place, optional=bool(shown))
         if transport is None:
             continue
         key = transport.get_remote_server_key()
-        if pin is not None and key.fingerprint == pin.fingerprint:
+        if any(key.fingerprint == pin.fingerprint for pin in pins):
             _authenticate(transport, connection, identity, place)
             return transport
         transport.close()
         shown.append(key)
-    raise _host_key_error(host, pin, shown, place)
+    raise _host_key_error(host, pins, shown, place)
 
 
 def _is_of(key: paramiko.PKey, family: tuple[str, ...]) -> bool:
@@ -184,7 +134,7 @@ def _handshake(
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
-        if "key" in str(error) and (optional or family != _ANY_KEY):
+        if "key" in str(error) and (optional or family != ANY_KEY):
             return None
         raise UnreachableError(
             "ssh.no_common_algorithm", f"the host offers nothing we trust: {foreign_text(str(error))}", place=place
@@ -228,26 +178,28 @@ def _refused(user: str, connection: Connection, said: str, place: str) -> Unreac
     )
 
 
-def _host_key_error(host: str, pin: HostKeyPin | None, shown: list[paramiko.PKey], place: str) -> UnreachableError:
+def _host_key_error(host: str, pins: Sequence[HostKeyPin], shown: list[paramiko.PKey], place: str) -> UnreachableError:
     if not shown:
+        types = ", ".join(sorted({pin.key_type or "" for pin in pins}))
         return UnreachableError(
             "ssh.host_key_changed",
-            f"the host has no key of the pinned type {pin.key_type if pin else ''}",
+            f"the host has no key of the pinned type {types}",
             place=place,
             next_step="if the host was reinstalled on purpose, pin its new key in sb.yml",
         )
     offered = "; ".join(f"{key.get_name()} {key.fingerprint}" for key in shown)
     line = f'hosts.{host}.host_key: "{shown[0].fingerprint}"'
-    if pin is None:
+    if not pins:
         return UnreachableError(
             "ssh.host_key_unknown",
             f"no host key is pinned for this host; it shows {offered}",
             place=place,
             next_step=f"compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host, then write {line}",
         )
+    pinned = ", ".join(pin.fingerprint for pin in pins)
     return UnreachableError(
         "ssh.host_key_changed",
-        f"THE HOST KEY IS NOT THE PINNED ONE: pinned {pin.fingerprint}, shown {offered}; somebody may be in between",
+        f"THE HOST KEY IS NOT THE PINNED ONE: pinned {pinned}, shown {offered}; somebody may be in between",
         place=place,
         next_step=f"only if the host was reinstalled on purpose and the fingerprint was compared there, write {line}",
     )

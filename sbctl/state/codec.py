@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sbctl.base.connection import Connection
+from sbctl.base.connection import Connection, Jump
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, StateError
 from sbctl.base.ids import Address
@@ -20,6 +20,8 @@ from sbctl.state.model import JournalEntry, OpenIntent, RunInfo, RunSummary
 
 __all__ = [
     "address_text",
+    "connection_from_json",
+    "connection_to_json",
     "decode",
     "desired_from_json",
     "desired_of_recorded",
@@ -103,6 +105,19 @@ def _optional_address(text: str | None) -> Address | None:
     return None if text is None else Address.parse(text)
 
 
+def connection_to_json(connection: Connection) -> Json:
+    """All of it, jumps and pins as lists."""
+    raw = asdict(connection)
+    raw["host_keys"] = list(connection.host_keys)
+    raw["jumps"] = [{**asdict(jump), "host_keys": list(jump.host_keys)} for jump in connection.jumps]
+    return raw
+
+
+def connection_from_json(raw: Json) -> Connection:
+    jumps = tuple(Jump(**{**jump, "host_keys": tuple(jump["host_keys"])}) for jump in raw["jumps"])
+    return Connection(**{**raw, "host_keys": tuple(raw["host_keys"]), "jumps": jumps})
+
+
 def recorded_to_json(recorded: Recorded) -> Json:
     """The form of one resource in rows, snapshots and documents."""
     return {
@@ -112,7 +127,7 @@ def recorded_to_json(recorded: Recorded) -> Json:
         "fingerprint": recorded.fingerprint,
         "spec": recorded.spec,
         "host": recorded.host,
-        "connection": asdict(recorded.connection),
+        "connection": connection_to_json(recorded.connection),
         "after": _addresses(recorded.after),
         "member_of": _optional_text(recorded.member_of),
         "keep": recorded.keep,
@@ -129,7 +144,7 @@ def recorded_from_json(raw: Json) -> Recorded:
         fingerprint=raw["fingerprint"],
         spec=raw["spec"],
         host=raw["host"],
-        connection=Connection(**raw["connection"]),
+        connection=connection_from_json(raw["connection"]),
         after=frozenset(Address.parse(text) for text in raw["after"]),
         member_of=_optional_address(raw["member_of"]),
         keep=raw["keep"],
@@ -144,7 +159,7 @@ def desired_to_json(desired: Desired) -> Json:
         "spec": desired.spec,
         "fingerprint": desired.fingerprint,
         "host": desired.host,
-        "connection": asdict(desired.connection),
+        "connection": connection_to_json(desired.connection),
         "after": _addresses(desired.after),
         "member_of": _optional_text(desired.member_of),
         "prevent_destroy": desired.prevent_destroy,
@@ -158,7 +173,7 @@ def desired_from_json(raw: Json) -> Desired:
         spec=raw["spec"],
         fingerprint=raw["fingerprint"],
         host=raw["host"],
-        connection=Connection(**raw["connection"]),
+        connection=connection_from_json(raw["connection"]),
         after=frozenset(Address.parse(text) for text in raw["after"]),
         member_of=_optional_address(raw["member_of"]),
         prevent_destroy=raw["prevent_destroy"],

@@ -43,15 +43,30 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
-class ConnectionEntry(_Entry):
-    """How a host is reached, without secrets."""
-
-    kind: Literal["local", "ssh"]
+class _LoginEntry(_Entry):
     address: str
     port: int = Field(ge=1, le=65535)
     user: str
-    host_key: str
+    host_keys: list[str]
     identity_file: str
+    certificate_file: str
+    agent_key: str
+    passphrase: str
+
+
+class JumpEntry(_LoginEntry):
+    """One host in between."""
+
+    name: str
+
+
+class ConnectionEntry(_LoginEntry):
+    """How a host is reached, without secrets: `passphrase` and `become_password` are references."""
+
+    kind: Literal["local", "ssh"]
+    become: Literal["", "sudo"]
+    become_password: str
+    jumps: list[JumpEntry]
 
 
 class ResourceEntry(_Entry):

@@ -73,7 +73,7 @@ def _failure(connection: Connection, deadline_s: float = LONG_S) -> SbctlError:
 
 
 def test_E1_unknown_host_key_fails_before_authentication_and_shows_what_to_write(hostile: HostileSsh) -> None:
-    error = _failure(replace(hostile.connection, host_key=""))
+    error = _failure(replace(hostile.connection, host_keys=()))
     assert isinstance(error, UnreachableError)
     assert error.code == "ssh.host_key_unknown"
     assert not error.retryable
@@ -100,7 +100,7 @@ def test_E1_nothing_in_the_source_could_accept_a_key_on_first_use_or_read_the_us
 def test_E2_changed_host_key_fails_before_authentication_and_is_never_retried(hostile: HostileSsh, form: str) -> None:
     other = paramiko.ECDSAKey.generate()
     pin = other.fingerprint if form == "fingerprint" else f"{other.get_name()} {other.get_base64()} gpu-a"
-    error = _failure(replace(hostile.connection, host_key=pin))
+    error = _failure(replace(hostile.connection, host_keys=(pin,)))
     assert error.code == "ssh.host_key_changed"
     assert not error.retryable
     assert other.fingerprint in error.message
@@ -112,7 +112,7 @@ def test_E2_observation_reports_a_changed_key_beside_the_hosts_that_answered(
     hostile: HostileSsh, tmp_path: Path
 ) -> None:
     hostile.behaviour = runs_here(honest_environment(tmp_path / "node"))
-    changed = replace(hostile.connection, host_key=paramiko.ECDSAKey.generate().fingerprint)
+    changed = replace(hostile.connection, host_keys=(paramiko.ECDSAKey.generate().fingerprint,))
     with observe_fleet({"bad": changed, "good": hostile.connection}, clock=SYSTEM_CLOCK) as observed:
         assert set(observed.snapshots) == {"good"}
         assert observed.unreachable["bad"].code == "ssh.host_key_changed"
@@ -122,7 +122,7 @@ def test_E2_observation_reports_a_changed_key_beside_the_hosts_that_answered(
     "pin", ["SHA256:short", "MD5:aa:bb", "ssh-ed25519", "ssh-ed25519 %%%", "ssh-ed25519 AAAA", "@revoked x y"]
 )
 def test_E2_a_pin_that_is_none_is_refused_not_ignored(hostile: HostileSsh, pin: str) -> None:
-    assert _failure(replace(hostile.connection, host_key=pin)).code == "ssh.host_key_invalid"
+    assert _failure(replace(hostile.connection, host_keys=(pin,))).code == "ssh.host_key_invalid"
     assert hostile.seen.connections == 0
 
 

@@ -62,7 +62,7 @@ class LabHost:
 
     def connection(self, user: str = "root") -> Connection:
         """How sbctl reaches it, pinned by fingerprint."""
-        return Connection("ssh", self.address, 22, user, self.fingerprint, self.identity_file)
+        return Connection("ssh", self.address, 22, user, (self.fingerprint,), self.identity_file)
 
     def ssh(self, *argv: str, user: str = "root", timeout_s: float = 60, check: bool = True) -> str:
         """The output of a command on the host, run by OpenSSH's own client; for looking from outside at what sbctl did."""

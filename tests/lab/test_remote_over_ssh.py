@@ -82,7 +82,7 @@ def test_a_user_without_rights_has_paths_of_its_own(host: LabHost) -> None:
 @pytest.mark.parametrize("form", ["fingerprint", "public key"])
 def test_both_forms_of_a_pin_let_us_in(host: LabHost, form: str) -> None:
     pin = host.fingerprint if form == "fingerprint" else host.host_key
-    session = open_session(host.name, replace(host.connection(), host_key=pin), clock=SYSTEM_CLOCK)
+    session = open_session(host.name, replace(host.connection(), host_keys=(pin,)), clock=SYSTEM_CLOCK)
     assert session.snapshot(DEADLINE_S).host.hostname == host.name
     session.close()
 

@@ -113,7 +113,7 @@ class FleetSimulator:
 
     def connections(self) -> dict[str, Connection]:
         return {
-            name: Connection("ssh", f"10.0.0.{number % 250 + 1}", user="ops", host_key="SHA256:sim")
+            name: Connection("ssh", f"10.0.0.{number % 250 + 1}", user="ops", host_keys=("SHA256:sim",))
             for number, name in enumerate(self.hosts)
         }
 

@@ -231,7 +231,7 @@ class HostileSsh:
 
     @property
     def connection(self) -> Connection:
-        return Connection("ssh", "127.0.0.1", self.port, "ops", self.host_key.fingerprint, str(self.identity_file))
+        return Connection("ssh", "127.0.0.1", self.port, "ops", (self.host_key.fingerprint,), str(self.identity_file))
 
     def start_thread(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, daemon=True)

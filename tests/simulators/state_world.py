@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sbctl.base.clock import Clock
-from sbctl.base.connection import Connection
+from sbctl.base.connection import Connection, Jump
 from sbctl.base.digests import fingerprint
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
@@ -23,7 +23,22 @@ from tests.simulators.fleet import ManualClock
 __all__ = ["APPLY", "StateWorld", "address", "change", "desired", "fast_directory", "recorded", "step"]
 
 APPLY = RunInfo("apply", "ops@desk", commit="3f" * 20, ci_url="https://ci.example/1", tool_version="0.1.0")
-SSH = Connection("ssh", "10.0.0.1", 22, "ops", "SHA256:abc", "~/.ssh/id")
+SSH = Connection(
+    "ssh",
+    "10.0.0.1",
+    22,
+    "ops",
+    ("SHA256:abc",),
+    "~/.ssh/id",
+    agent_key="ops@corp",
+    become="sudo",
+    become_password="env:SUDO_PASSWORD",
+    jumps=(
+        Jump(
+            "bastion", "bastion.corp", 2222, "hop", ("SHA256:def",), "~/.ssh/id", certificate_file="~/.ssh/id-cert.pub"
+        ),
+    ),
+)
 
 
 def address(number: int) -> Address:

@@ -94,8 +94,8 @@ def test_host_over_group_over_defaults_over_global(load_text: Load, minimal: str
     assert me.labels == {"site": "x", "tier": "low"}
     assert me.python == "/usr/bin/python3.11"
     assert me.proxy.http_bind_port == 8002
-    assert first.connection == Connection("ssh", "10.0.0.1", 2222, "gpu", KEY, "~/.ssh/other")
-    assert second.connection.host_key.startswith("ssh-ed25519 ")
+    assert first.connection == Connection("ssh", "10.0.0.1", 2222, "gpu", (KEY,), "~/.ssh/other")
+    assert second.connection.host_keys[0].startswith("ssh-ed25519 ")
     assert first.labels == {"site": "x", "tier": "high", "accelerator": "l4", "zone": "a"}
     assert (first.roles, first.delivery, first.data_address) == (frozenset({"worker"}), "push", "gpu.example")
     assert first.proxy.http_bind_port == 8001

@@ -96,7 +96,7 @@ def test_an_artifact_goes_after_the_bundle_stopped_using_it() -> None:
 
 
 def test_a_host_that_left_is_destroyed_by_its_recorded_connection() -> None:
-    there = Connection("ssh", "10.0.0.9", host_key="SHA256:x")
+    there = Connection("ssh", "10.0.0.9", host_keys=("SHA256:x",))
     known = [replace(one, connection=there) for one in host_resources("gone")]
     plan = build_plan(inputs(host_resources("a"), known), FAKE_PLANNERS)
     gone = [change for change in plan.changes if change.host == "gone"]

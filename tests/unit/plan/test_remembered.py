@@ -10,7 +10,7 @@ from sbctl.plan.build import build_plan
 from sbctl.plan.remembered import outdated
 from tests.simulators.planners import FAKE_PLANNERS, host_resources, inputs
 
-ELSEWHERE = Connection("ssh", address="10.0.0.2", port=22, user="root", host_key="SHA256:" + "A" * 43)
+ELSEWHERE = Connection("ssh", address="10.0.0.2", port=22, user="root", host_keys=("SHA256:" + "A" * 43,))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 from sbctl.base.connection import Connection
 from sbctl.base.errors import InputError, UnreachableError
 from sbctl.remote import ssh_connect
-from sbctl.remote.ssh_connect import HostKeyPin, connect
+from sbctl.remote.host_key import HostKeyPin, key_families
+from sbctl.remote.ssh_connect import connect
 from tests.simulators.hostile_ssh import HostileSsh
 
 SHORT_S = 0.3
@@ -127,7 +128,7 @@ def test_without_a_key_file_nothing_else_is_tried(server: HostileSsh) -> None:
 
 def test_a_pinned_type_that_the_host_does_not_have_is_a_changed_key(server: HostileSsh) -> None:
     blob = b"\0\0\0\x0bssh-ed25519" + b"\0\0\0\x20" + bytes(32)
-    error = _failure(replace(server.connection, host_key=f"ssh-ed25519 {base64.b64encode(blob).decode()}"))
+    error = _failure(replace(server.connection, host_keys=(f"ssh-ed25519 {base64.b64encode(blob).decode()}",)))
     assert error.code == "ssh.host_key_changed"
     assert server.seen.auth_attempts == []
 
@@ -138,13 +139,13 @@ def test_a_public_key_and_its_fingerprint_are_the_same_pin(comment: str) -> None
     by_key = HostKeyPin(f"{key.get_name()} {key.get_base64()}{comment}")
     by_fingerprint = HostKeyPin(key.fingerprint)
     assert by_key.fingerprint == by_fingerprint.fingerprint == key.fingerprint
-    assert by_key.families() == (("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),)
-    assert by_fingerprint.families()[0][0] == "ssh-ed25519"
+    assert key_families((by_key,)) == (("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),)
+    assert key_families((by_key, by_fingerprint))[0][0] == "ssh-ed25519"
 
 
 def test_an_rsa_key_is_asked_for_with_sha_2_only() -> None:
     key = paramiko.RSAKey.generate(2048)
-    assert HostKeyPin(f"ssh-rsa {key.get_base64()}").families() == (("rsa-sha2-512", "rsa-sha2-256"),)
+    assert key_families((HostKeyPin(f"ssh-rsa {key.get_base64()}"),)) == (("rsa-sha2-512", "rsa-sha2-256"),)
 
 
 @pytest.mark.parametrize(
