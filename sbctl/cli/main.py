@@ -55,17 +55,20 @@ def _run(arguments: Sequence[str]) -> int:
         from sbctl.views.failure import print_usage_error
 
         path = error.ctx.command_path if error.ctx else "sbctl"
-        print_usage_error(error.format_message(), path, as_json=_wants_json(arguments))
+        print_usage_error(error.format_message(), path, format=_format_of(arguments))
         return int(ExitCode.USAGE)
     except SbctlError as error:
         from sbctl.views.failure import print_failure
 
-        print_failure(error, as_json=_wants_json(arguments), command=_command_of(arguments))
+        print_failure(error, format=_format_of(arguments), command=_command_of(arguments))
         return int(error.exit_code)
 
 
-def _wants_json(arguments: Sequence[str]) -> bool:
-    return "--format=json" in arguments or any(pair == ("--format", "json") for pair in itertools.pairwise(arguments))
+def _format_of(arguments: Sequence[str]) -> str:
+    """What stdout was asked to hold, also where the command line was too wrong to be read."""
+    found = [after for before, after in itertools.pairwise(arguments) if before == "--format"]
+    found += [word.removeprefix("--format=") for word in arguments if word.startswith("--format=")]
+    return found[-1] if found else "text"
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -125,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         failed = disk_error(error, str(error.filename or "-"))
         try:
-            print_failure(failed, as_json=_wants_json(given), command=_command_of(given))
+            print_failure(failed, format=_format_of(given), command=_command_of(given))
             sys.stdout.flush()
         except (OSError, SbctlError):
             _drop_output()

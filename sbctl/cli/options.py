@@ -26,6 +26,8 @@ __all__ = [
     "ReadersLockTimeout",
     "Refresh",
     "Replace",
+    "ReportFormat",
+    "ReportFormatOption",
     "Target",
     "Yes",
     "refuse_without_meaning",
@@ -37,10 +39,21 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
+class ReportFormat(StrEnum):
+    """Of commands that a CI system judges; github and junit are its own forms."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+    JUNIT = "junit"
+
+
 class PlanFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
     MARKDOWN = "markdown"
+    GITHUB = "github"
+    JUNIT = "junit"
 
 
 class Radius(StrEnum):
@@ -54,6 +67,9 @@ File = Annotated[
     Path, typer.Option("--file", "-f", envvar="SB_CONFIG_FILE", help="The configuration.", show_default="sb.yml")
 ]
 Format = Annotated[OutputFormat, typer.Option("--format", help="What stdout gets; progress goes to stderr.")]
+ReportFormatOption = Annotated[
+    ReportFormat, typer.Option("--format", help="What stdout gets; progress goes to stderr.")
+]
 PlanFormatOption = Annotated[PlanFormat, typer.Option("--format", help="What stdout gets.")]
 Target = Annotated[
     list[str] | None,

@@ -173,7 +173,7 @@ def _carry_out(workspace: Workspace, command: Literal["apply", "destroy"]) -> Ex
     if result is None:
         return ExitCode.DONE
     if result.exit_code is not ExitCode.DONE:
-        print_apply_result(result, as_json=False)
+        print_apply_result(result)
     return result.exit_code
 
 

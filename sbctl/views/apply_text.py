@@ -47,11 +47,16 @@ _SIGNS: Final = {"failed": "✗", "unknown": "?", "interrupted": "!", "not_start
 _LISTED_MAX: Final = 6
 
 
-def print_apply_result(outcome: ApplyResult | None, *, as_json: bool = False) -> None:
-    """Print the result on stdout; None: there was nothing to carry out, which a plan has said already in text."""
-    if as_json:
+def print_apply_result(outcome: ApplyResult | None, *, format: str = "text") -> None:  # noqa: A002 - the option's name
+    """Print the result on stdout as text, json, github or junit; None: there was nothing to carry out, which a plan has said already in text."""
+    if format == "json":
         body = nothing_to_apply_body() if outcome is None else apply_body(outcome)
         print_json(str(body["mode"]), body)
+    elif format != "text":
+        from sbctl.views.ci_cases import apply_report
+        from sbctl.views.ci_formats import print_report
+
+        print_report(apply_report(outcome), format=format)
     elif outcome is not None:
         print_text(apply_text(outcome, width=line_width()))
 

@@ -1,4 +1,4 @@
-"""How a command says on stderr that it did not work; with `--format json` the error is the result, so it goes to stdout."""
+"""How a command says on stderr that it did not work; where stdout was asked for in a form for machines, the error is the result too."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ from sbctl.views.console import print_json, talk
 from sbctl.views.diagnostics import error_document, error_text
 from sbctl.views.layout import safe
 
-__all__ = ["print_bug", "print_failure", "print_usage_error"]
+__all__ = ["CI_FORMATS", "print_bug", "print_failure", "print_usage_error"]
 
 _FRAMES_MAX = 6
+CI_FORMATS = ("github", "junit")
+"""Loaded only where one of them was asked for."""
 
 
-def print_failure(error: SbctlError, *, as_json: bool = False, command: str = "") -> None:
-    """Say what went wrong, where, and what to do next."""
-    if as_json and error.code != "output.failed":
+def print_failure(error: SbctlError, *, format: str = "text", command: str = "") -> None:  # noqa: A002 - the option's name
+    """Say what went wrong, where, and what to do next. In the forms for CI systems people read stderr as well."""
+    if format == "json" and error.code != "output.failed":
         print_json(command, error_document(error))
-    else:
-        talk(error_text(error))
+        return
+    talk(error_text(error))
+    if format in CI_FORMATS and error.code != "output.failed":
+        from sbctl.views.ci_cases import failure_report
+        from sbctl.views.ci_formats import print_report
+
+        print_report(failure_report(error, command), format=format)
 
 
-def print_usage_error(message: str, command_path: str, *, as_json: bool = False) -> None:
+def print_usage_error(message: str, command_path: str, *, format: str = "text") -> None:  # noqa: A002
     """A wrong command line."""
-    if as_json:
+    if format == "json":
         usage = UsageError("usage", message, next_step=f"{command_path} --help")
-        print_failure(usage, as_json=True, command=".".join(command_path.split()[1:]))
+        print_failure(usage, format=format, command=".".join(command_path.split()[1:]))
         return
     text = Text("error[usage]", style="bold red")
     text.append(f": {safe(message)}\n", style="bold")

@@ -5,18 +5,23 @@ from __future__ import annotations
 from sbctl.plan.document import PlanDocument, plan_document
 from sbctl.plan.model import Plan
 from sbctl.plan.policy import Limits
-from sbctl.views.console import line_width, print_json, print_plain, result
+from sbctl.views.console import line_width, print_json, print_plain, result, talk
 from sbctl.views.plan_markdown import plan_markdown
 from sbctl.views.plan_text import plan_text
 
-__all__ = ["print_plan", "print_plan_document"]
+__all__ = ["print_plan", "print_plan_document", "talk_plan"]
 
 _NO_LIMITS = Limits()
 
 
 def print_plan(plan: Plan, limits: Limits = _NO_LIMITS, *, format: str = "text", explain: bool = False) -> None:  # noqa: A002
-    """On stdout; `format` is text, json or markdown."""
+    """On stdout; `format` is text, json, markdown, github or junit."""
     print_plan_document(PlanDocument.model_validate(plan_document(plan, limits)), format=format, explain=explain)
+
+
+def talk_plan(plan: Plan, limits: Limits = _NO_LIMITS) -> None:
+    """The text on stderr, where stdout is for a report."""
+    talk(plan_text(PlanDocument.model_validate(plan_document(plan, limits)), width=line_width()))
 
 
 def print_plan_document(
@@ -31,5 +36,10 @@ def print_plan_document(
         print_json(command or ("drift" if document.mode == "drift" else "plan"), document.model_dump(mode="json"))
     elif format == "markdown":
         print_plain(plan_markdown(document))
+    elif format != "text":
+        from sbctl.views.ci_cases import plan_report
+        from sbctl.views.ci_formats import print_report
+
+        print_report(plan_report(document, command), format=format)
     else:
         result(plan_text(document, width=line_width(), explain=explain))

@@ -11,11 +11,11 @@ from sbctl.views.diagnostics import diagnostics_text
 __all__ = ["print_notes", "print_validation"]
 
 
-def print_validation(path: str, findings: Iterable[Diagnostic], *, as_json: bool) -> None:
-    """Findings on stdout; a file without errors is said to be valid."""
+def print_validation(path: str, findings: Iterable[Diagnostic], *, format: str) -> None:  # noqa: A002 - the option's name
+    """Findings on stdout as text, json, github or junit; a file without errors is said to be valid."""
     listed = tuple(findings)
     errors = sum(finding.severity == "error" for finding in listed)
-    if as_json:
+    if format == "json":
         body = {
             "path": path,
             "valid": errors == 0,
@@ -24,6 +24,12 @@ def print_validation(path: str, findings: Iterable[Diagnostic], *, as_json: bool
             "diagnostics": [finding.to_wire() for finding in listed],
         }
         print_json("validate", body)
+        return
+    if format != "text":
+        from sbctl.views.ci_cases import validation_report
+        from sbctl.views.ci_formats import print_report
+
+        print_report(validation_report(path, listed), format=format)
         return
     if listed:
         result(diagnostics_text(listed))

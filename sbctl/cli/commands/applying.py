@@ -14,13 +14,13 @@ from sbctl.cli.options import (
     AllowUnreachable,
     Exclude,
     File,
-    Format,
     LockTimeout,
     MaxBlastRadius,
-    OutputFormat,
     Parallelism,
     Refresh,
     Replace,
+    ReportFormat,
+    ReportFormatOption,
     Target,
     Yes,
     refuse_without_meaning,
@@ -49,7 +49,7 @@ def apply(
     ] = None,
     file: File = Path("sb.yml"),
     yes: Yes = False,
-    format: Format = OutputFormat.TEXT,  # noqa: A002 - the option's name
+    format: ReportFormatOption = ReportFormat.TEXT,  # noqa: A002 - the option's name
     target: Target = None,
     exclude: Exclude = None,
     replace: Replace = None,
@@ -96,14 +96,14 @@ def apply(
     return _run(
         workspace,
         ApplyRequest("apply", request, limits, saved, yes or saved is not None, fail_fast, lock_timeout),
-        as_json=format is OutputFormat.JSON,
+        format=format.value,
     )
 
 
 def destroy(
     file: File = Path("sb.yml"),
     yes: Yes = False,
-    format: Format = OutputFormat.TEXT,  # noqa: A002
+    format: ReportFormatOption = ReportFormat.TEXT,  # noqa: A002
     target: Target = None,
     exclude: Exclude = None,
     replace: Replace = None,
@@ -135,7 +135,7 @@ def destroy(
     )
     limits = limits_of(max_blast_radius)
     asked = ApplyRequest("destroy", request, limits, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
-    return _run(workspace, asked, as_json=format is OutputFormat.JSON)
+    return _run(workspace, asked, format=format.value)
 
 
 def rollback(
@@ -144,7 +144,7 @@ def rollback(
     ] = None,
     file: File = Path("sb.yml"),
     yes: Yes = False,
-    format: Format = OutputFormat.TEXT,  # noqa: A002
+    format: ReportFormatOption = ReportFormat.TEXT,  # noqa: A002
     max_blast_radius: MaxBlastRadius = None,
     allow_unreachable: AllowUnreachable = False,
     fail_fast: FailFast = False,
@@ -166,32 +166,34 @@ def rollback(
     )
     limits = limits_of(max_blast_radius)
     asked = ApplyRequest("rollback", request, limits, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
-    return _run(workspace, asked, as_json=format is OutputFormat.JSON)
+    return _run(workspace, asked, format=format.value)
 
 
-def _run(workspace: Workspace, request: ApplyRequest, *, as_json: bool) -> int:
+def _run(workspace: Workspace, request: ApplyRequest, *, format: str) -> int:  # noqa: A002 - the option's name
     from sbctl.cli.applying import apply as carry_out
     from sbctl.cli.fleet_setup import interactive
     from sbctl.views.apply_text import print_apply_result
     from sbctl.views.console import ask_yes, note
     from sbctl.views.live import event_view
-    from sbctl.views.plan import print_plan
+    from sbctl.views.plan import print_plan, talk_plan
 
     def show(plan: Plan) -> None:
-        if not as_json:
+        if format == "text":
             print_plan(plan, request.limits)
+        elif format != "json":
+            talk_plan(plan, request.limits)
 
     def confirm(plan: Plan) -> bool:
         return interactive() and ask_yes(_question(plan))
 
-    with event_view(as_json=as_json) as sink:
+    with event_view(as_json=format == "json") as sink:
         _plan, result = carry_out(workspace, request, show=show, confirm=confirm, sink=sink)
     if result is None:
-        if as_json:
-            print_apply_result(None, as_json=True)
+        if format != "text":
+            print_apply_result(None, format=format)
         return ExitCode.DONE
-    print_apply_result(result, as_json=as_json)
-    if result.exit_code in (ExitCode.DONE, ExitCode.DEGRADED) and request.command != "destroy" and not as_json:
+    print_apply_result(result, format=format)
+    if result.exit_code in (ExitCode.DONE, ExitCode.DEGRADED) and request.command != "destroy" and format == "text":
         note(
             "how to use what runs: sbctl output" + ("" if workspace.file == Path("sb.yml") else f" -f {workspace.file}")
         )

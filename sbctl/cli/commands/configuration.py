@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sbctl.base.errors import ConfigError, ExitCode, RefusedError
-from sbctl.cli.options import File, Format, OutputFormat
+from sbctl.cli.options import File, Format, OutputFormat, ReportFormat, ReportFormatOption
 
 __all__ = ["register"]
 
@@ -40,7 +40,7 @@ def init(
     return ExitCode.DONE
 
 
-def validate(file: File = Path("sb.yml"), format: Format = OutputFormat.TEXT) -> int:  # noqa: A002 - the option's name
+def validate(file: File = Path("sb.yml"), format: ReportFormatOption = ReportFormat.TEXT) -> int:  # noqa: A002 - the option's name
     """Check the configuration offline: no host and no state is touched."""
     from sbctl.cli.workspace import Workspace
     from sbctl.views.validation import print_validation
@@ -48,9 +48,9 @@ def validate(file: File = Path("sb.yml"), format: Format = OutputFormat.TEXT) ->
     try:
         config = Workspace(file).loaded
     except ConfigError as error:
-        print_validation(str(file), error.diagnostics, as_json=format is OutputFormat.JSON)
+        print_validation(str(file), error.diagnostics, format=format.value)
         return ExitCode.INVALID
-    print_validation(str(file), config.notes, as_json=format is OutputFormat.JSON)
+    print_validation(str(file), config.notes, format=format.value)
     return ExitCode.DONE
 
 

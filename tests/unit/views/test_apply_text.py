@@ -4,56 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from sbctl.apply.outcome import ApplyResult, ChangeResult, HostResult
-from sbctl.base.errors import EngineError, ExitCode, InterruptedBySignal, SbctlError, StalePlanError, UnreachableError
-from sbctl.base.ids import Address
+from sbctl.apply.outcome import ApplyResult, HostResult
+from sbctl.base.errors import ExitCode, InterruptedBySignal, SbctlError, UnreachableError
 from sbctl.views.apply_json import apply_body, nothing_to_apply_body
 from sbctl.views.apply_text import apply_text, print_apply_result, summary_sentence
-
-BROKEN = EngineError(
-    "engine.broken", "it \x1b[31msaid\u202e [/x]", place="gpu-b", next_step="repair it, then run apply again"
-)
-STALE = StalePlanError(
-    "plan.facts_changed",
-    "engine.gpu-c/x is not as it was planned: state was 1, now it is 2",
-    place="gpu-c",
-    next_step="plan again; nothing was changed on this host",
-)
-
-
-def row(text: str, status: Any, cause: SbctlError | None = None, **more: Any) -> ChangeResult:
-    address = Address.parse(text)
-    more.setdefault("action", "create")
-    return ChangeResult(address, host=address.scope, status=status, cause=cause, **more)
-
-
-BUNDLE = Address("bundle", "gpu-b")
-PARTIAL = ApplyResult(
-    serial=42,
-    mode="apply",
-    status="partial",
-    changes=(
-        row("engine.gpu-a/x", "done", duration_s=4.0),
-        row("artifact.gpu-b/m", "done"),
-        row("engine.gpu-b/x", "failed", BROKEN, step="install engine x", steps_done=1, steps_total=2),
-        row("bundle.gpu-b", "skipped", because="engine.gpu-b/x is not done"),
-        row("deployment.gpu-b/chat", "skipped", because="engine.gpu-b/x is not done", member_of=BUNDLE),
-        row("engine.gpu-c/x", "not_started", STALE, because=STALE.message),
-    ),
-    hosts=(
-        HostResult("gpu-a", "done", {"done": 1}, degraded=("deployment chat: replica 0 failed: exit status 1",)),
-        HostResult("gpu-b", "failed", {"done": 1, "failed": 1, "skipped": 2}),
-        HostResult("gpu-c", "stale", {"not_started": 1}, STALE),
-        HostResult("gpu-d", "unreachable", {}),
-        HostResult("gpu-e", "unchanged", {}),
-    ),
-    duration_s=12.0,
-    unreachable={"gpu-d": "ssh 10.10.0.23:22 gave no answer in 10 s"},
-)
+from tests.simulators.apply_results import BROKEN, BUNDLE, PARTIAL, row
 
 
 def test_every_host_and_every_problem_with_cause_and_next_step() -> None:
@@ -190,11 +148,11 @@ def test_json_of_nothing_has_the_same_fields() -> None:
     assert nothing_to_apply_body().keys() == apply_body(PARTIAL).keys()
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_printing(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    print_apply_result(PARTIAL, as_json=as_json)
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_printing(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_apply_result(PARTIAL, format=form)
     printed = capsys.readouterr().out
-    if as_json:
+    if form == "json":
         document = json.loads(printed)
         assert (document["schema_version"], document["command"]) == (1, "apply")
     else:
@@ -204,5 +162,5 @@ def test_printing(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
 def test_printing_nothing_is_silent_in_text_and_whole_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_apply_result(None)
     assert capsys.readouterr().out == ""
-    print_apply_result(None, as_json=True)
+    print_apply_result(None, format="json")
     assert json.loads(capsys.readouterr().out)["changes"] == []

@@ -91,7 +91,7 @@ def test_a_failure_is_talk_in_text_and_the_result_in_json(capsys: Any) -> None:
     print_failure(LockedError("state.locked", "held"))
     out, err = capsys.readouterr()
     assert (out, err) == ("", "error[state.locked]: held\n")
-    print_failure(LockedError("state.locked", "held"), as_json=True, command="apply")
+    print_failure(LockedError("state.locked", "held"), format="json", command="apply")
     out, err = capsys.readouterr()
     assert '"command": "apply"' in out
     assert err == ""
