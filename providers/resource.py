@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from sbctl.base.digests import fingerprint
 from sbctl.base.errors import StateError
 from sbctl.base.ids import Address
+from sbctl.base.patterns import any_of
 from sbctl.base.truths import Desired
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 
@@ -27,7 +27,6 @@ def desired_resource(
     keep: bool = False,
 ) -> Desired:
     """`spec_fingerprint` spares the hashing when the caller already has it; it must be `fingerprint(spec)`."""
-    text = str(address) if config.prevent_destroy else ""
     return Desired(
         address=address,
         spec=spec,
@@ -36,7 +35,7 @@ def desired_resource(
         connection=host.connection,
         after=after,
         member_of=member_of,
-        prevent_destroy=any(fnmatchcase(text, pattern) for pattern in config.prevent_destroy),
+        prevent_destroy=any_of(config.prevent_destroy)(address),
         keep=keep,
     )
 

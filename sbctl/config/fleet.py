@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from sbctl.artifacts.model import Delivery
+from sbctl.base.errors import InputError
 from sbctl.base.field_types import (
     AbsolutePath,
     Block,
@@ -28,6 +29,7 @@ from sbctl.base.field_types import (
     text_check,
     text_schema,
 )
+from sbctl.base.patterns import AddressPattern
 
 __all__ = [
     "ApiKeyModel",
@@ -197,16 +199,18 @@ class HostModel(OverlayModel):
 
 
 def _check_prevent(text: str) -> str:
-    kind, dot, rest = text.partition(".")
-    if not dot or not kind or not rest or len(text) > 400 or not text.isprintable() or " " in text:
-        raise expected("an address pattern such as artifact.* or deployment.gpu-a/chat")
+    try:
+        AddressPattern(text)
+    except InputError as error:
+        why = error.message.partition("is not a pattern: ")[2]
+        raise expected(f"an address pattern such as artifact.* or deployment.gpu-a/chat: {why}") from None
     return text
 
 
-AddressPattern = Annotated[
+ProtectedPattern = Annotated[
     str,
     AfterValidator(_check_prevent),
-    WithJsonSchema({"type": "string", "minLength": 3, "maxLength": 400, "pattern": "^[^. ]+[.][^ ]"}),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 400, "pattern": "^([*]$|[^. ]+[.][^ ])"}),
 ]
 
 
@@ -228,7 +232,7 @@ class FleetModel(Block):
     hosts: dict[HostPattern, HostModel] | None = Field(
         default=None, description="Machines by name. Unset: this machine, named local."
     )
-    prevent_destroy: Items[AddressPattern] = Field(
+    prevent_destroy: Items[ProtectedPattern] = Field(
         default=(), max_length=256, description="Addresses that no plan may remove or replace."
     )
     accept_unenforced: Items[PlainText] = Field(

@@ -20,6 +20,7 @@ from typing import Any, Final
 from sbctl.base.display import plural
 from sbctl.base.errors import InputError
 from sbctl.base.ids import Address
+from sbctl.base.patterns import any_of
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.blast_radius import action_radius, routed_deployments
 from sbctl.plan.inputs import PlanInputs, Planner, Planners, ShowsSpecs
@@ -29,7 +30,7 @@ from sbctl.plan.order import address_key, execution_graph, run_order
 from sbctl.plan.paths import split_path
 from sbctl.plan.policy import with_blocks
 from sbctl.plan.remembered import outdated
-from sbctl.plan.selection import Selection, effective_desired
+from sbctl.plan.selection import Selection, effective_desired, nearest_pattern
 
 __all__ = ["PlanInputs", "Planner", "Planners", "build_plan"]
 
@@ -249,6 +250,7 @@ def _removes_every_deployment(inputs: PlanInputs, selection: Selection) -> bool:
 
 
 def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
+    yield from _idle_protection(inputs)
     if not inputs.refresh and inputs.mode != "against":
         yield "hosts were not asked (--no-refresh): what changed on them is not seen, and nothing can be applied"
     if inputs.mode == "apply":
@@ -258,3 +260,13 @@ def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
         noted = sum(1 for _ in outdated(ordered))
         if noted:
             yield f"apply also records how {plural(noted, 'resource')} {'is' if noted == 1 else 'are'} reached, kept or protected now"
+
+
+def _idle_protection(inputs: PlanInputs) -> Iterator[str]:
+    """Not an error, since what is protected may be gone already; a typo must not pass for protection."""
+    known = inputs.recorded.keys() | {one.address for one in inputs.desired}
+    for text in inputs.prevent_destroy if known else ():
+        if not any(any_of((text,))(address) for address in known):
+            near = nearest_pattern(text, known)
+            hint = f'; did you mean "{near}"?' if near else ""
+            yield f'prevent_destroy "{text}" matches no resource, so it protects nothing{hint}'

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from sbctl.base.display import plural
 from sbctl.base.errors import ExitCode, RefusedError, worst_exit
 from sbctl.base.ids import Address
+from sbctl.base.patterns import any_of
 from sbctl.plan.model import BlastRadius, Change, Plan
 from sbctl.plan.order import Graph, dependants_of
 
@@ -135,10 +135,10 @@ def _way_around(plan: Plan, change: Change) -> str:
     """Without its host nothing on it can be planned, so a blocked host is left out whole; the only host has no way around."""
     if change.address.kind != "host":
         return f"leave it out: --exclude '{change.address}'"
-    return f"leave this host out: --exclude '*.{change.host}*'" if len(plan.hosts) > 1 else ""
+    return f"leave this host out: --exclude '*.{change.host}'" if len(plan.hosts) > 1 else ""
 
 
 def _protected(change: Change, patterns: tuple[str, ...]) -> bool:
     source = change.desired or change.recorded
     marked = source is not None and source.prevent_destroy
-    return marked or any(fnmatchcase(str(change.address), pattern) for pattern in patterns)
+    return marked or any_of(patterns)(change.address)

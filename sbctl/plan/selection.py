@@ -12,21 +12,22 @@ import difflib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from sbctl.base.digests import fingerprint
 from sbctl.base.display import display_safe, plural
 from sbctl.base.errors import InputError
 from sbctl.base.ids import Address
+from sbctl.base.patterns import AddressPattern
 from sbctl.plan.inputs import MergesSpecs, PlanInputs, Planners, RestoresSpecs
 from sbctl.plan.model import Desired, Recorded
 from sbctl.plan.order import address_key
 
-__all__ = ["Selection", "effective_desired", "match_addresses", "merge_member_maps"]
+__all__ = ["Selection", "effective_desired", "match_addresses", "merge_member_maps", "nearest_pattern"]
 
 _MEMBER_MAPS: Final = {"deployment": "deployments", "origin": "origins"}
 """Where a bundle's spec keeps its members, by kind and then by name."""
+_SUGGEST_MAX_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +56,33 @@ def effective_desired(inputs: PlanInputs, planners: Planners) -> Selection:
 
 
 def match_addresses(patterns: Iterable[str], addresses: Collection[Address], option: str) -> frozenset[Address]:
-    """Addresses that match any pattern. Raises InputError `plan.unmatched_pattern` with the nearest address."""
-    texts = {str(address): address for address in addresses}
+    """Addresses that match any pattern. Raises InputError `pattern.invalid`, `plan.unmatched_pattern` with the nearest address."""
     found: set[Address] = set()
-    for pattern in patterns:
-        if pattern in texts:
-            found.add(texts[pattern])
-            continue
-        matched = [address for text, address in texts.items() if fnmatchcase(text, pattern)]
+    for text in patterns:
+        try:
+            pattern = AddressPattern(text)
+        except InputError as error:
+            error.place = option
+            raise
+        matched = {address for address in addresses if pattern.matches(address)}
         if not matched:
-            near = difflib.get_close_matches(pattern, sorted(texts), n=1, cutoff=0.5)
+            near = nearest_pattern(text, addresses)
             raise InputError(
                 "plan.unmatched_pattern",
-                f'{option} "{display_safe(pattern, max_chars=200)}" matches no resource',
-                next_step=f'did you mean "{near[0]}"?' if near else "list the resources: sbctl state list, sbctl plan",
+                f'{option} "{display_safe(text, max_chars=200)}" matches no resource',
+                next_step=f'did you mean "{near}"?' if near else "list the resources: sbctl state list, sbctl plan",
             )
-        found.update(matched)
+        found |= matched
     return frozenset(found)
+
+
+def nearest_pattern(text: str, addresses: Iterable[Address]) -> str | None:
+    """What somebody who wrote `text` probably meant: an address, all of a kind, or all of a host."""
+    candidates: set[str] = set()
+    for address in addresses:
+        candidates |= {str(address), f"*.{address.scope}", f"{address.kind}.*"}
+    near = difflib.get_close_matches(text[:_SUGGEST_MAX_CHARS], sorted(candidates), n=1, cutoff=0.5)
+    return near[0] if near else None
 
 
 def merge_member_maps(
