@@ -8,6 +8,7 @@ from sbctl.cli.commands import (
     applying,
     bundles,
     configuration,
+    hosts,
     inspecting,
     keys,
     planning,
@@ -28,5 +29,6 @@ app = typer.Typer(
 for group in (configuration, planning, applying, inspecting, running):
     group.register(app)
 app.add_typer(state.app, name="state", help="The recorded truth: look, repair, share.")
+app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by one.")
 app.add_typer(keys.app, name="key", help="Who may sign what should run.")
 app.add_typer(bundles.app, name="bundle", help="Signed desired state, as hosts get it.")

@@ -74,7 +74,7 @@ def _format_of(arguments: Sequence[str]) -> str:
 def _command_of(arguments: Sequence[str]) -> str:
     """The command as JSON results name it: `plan`, `state.list`."""
     words = list(itertools.takewhile(lambda word: word.isalpha(), arguments[:2]))
-    return ".".join(words if words[:1] in (["state"], ["key"], ["bundle"]) else words[:1])
+    return ".".join(words if words[:1] in (["state"], ["key"], ["bundle"], ["host"]) else words[:1])
 
 
 def _hold_standard_streams() -> None:

@@ -148,6 +148,7 @@ class Compilation:
             delivery=host.delivery,
             python=host.python,
             keep_weights=host.keep_weights,
+            group=host.group,
             data_address=host.data_address,
             catalog=view.catalog,
         )

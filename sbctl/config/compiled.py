@@ -83,6 +83,8 @@ class CompiledHost:
     delivery: Delivery
     python: str | None = None
     keep_weights: bool = False
+    group: str | None = None
+    """For people; what it sets is merged in."""
     data_address: str = "127.0.0.1"
     """How clients reach the host: in endpoints that are printed, never to connect."""
     catalog: Catalog = field(default_factory=builtin_catalog, repr=False, compare=False)

@@ -23,7 +23,7 @@ from sbctl.state.location import StatePaths
 from sbctl.state.model import JournalEntry, RunSummary, StateSnapshot, StateView
 from sbctl.state.rows import TABLES, Rows
 
-__all__ = ["history", "journal", "latest_desired", "snapshot", "verify_all", "view"]
+__all__ = ["history", "journal", "latest_desired", "recorded_serials", "snapshot", "verify_all", "view"]
 
 Json = dict[str, Any]
 
@@ -57,6 +57,13 @@ def history(rows: Rows) -> list[RunSummary]:
 def journal(rows: Rows, serial: int) -> list[JournalEntry]:
     entries = (journal_from_json(int(key), decode(body)) for key, body in rows.scan("journal"))
     return [entry for entry in entries if entry.serial == serial]
+
+
+def recorded_serials(rows: Rows) -> dict[str, int]:
+    """Scope → the last serial that recorded or forgot a resource of it, as far as the journal reaches."""
+    entries = (journal_from_json(int(key), decode(body)) for key, body in rows.scan("journal"))
+    changed = (entry for entry in entries if entry.event in ("record", "forget"))
+    return {Address.parse(entry.subject).scope: entry.serial for entry in changed}
 
 
 def snapshot(rows: Rows, paths: StatePaths, serial: int) -> StateSnapshot:

@@ -99,6 +99,11 @@ class StateStore:
         with self._reading() as rows:
             return reading.journal(rows, serial)
 
+    def recorded_serials(self) -> dict[str, int]:
+        """Host → the last serial that changed what is recorded of it; without hosts that no kept serial touched."""
+        with self._reading() as rows:
+            return reading.recorded_serials(rows)
+
     def snapshot(self, serial: int) -> StateSnapshot:
         """What a run left behind. Raises InputError `state.no_snapshot`."""
         with self._reading() as rows:

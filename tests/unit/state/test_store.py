@@ -189,6 +189,16 @@ def test_before_the_first_run_there_is_no_snapshot(world: StateWorld) -> None:
             store.snapshot(1)
 
 
+def test_the_last_serial_that_changed_a_host(world: StateWorld) -> None:
+    world.applied(1, 2)
+    world.applied(2)
+    store = world.store()
+    assert store.recorded_serials() == {address(1).scope: 1} | {address(2).scope: 2}
+    with world.locked() as locked:
+        locked.remove(address(1))
+    assert store.recorded_serials()[address(1).scope] == 3
+
+
 def test_old_snapshots_and_journals_go_and_history_stays(world: StateWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "STATE_SNAPSHOTS_KEPT", 3)
     for _ in range(6):
