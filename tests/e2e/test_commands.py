@@ -187,6 +187,25 @@ def test_a_second_operator_is_listed_carried_to_the_host_and_may_then_apply(chan
     assert "second" in json.dumps(verified["signer"])
 
 
+def test_a_key_is_rotated_without_a_moment_in_which_nobody_is_believed(changing: OperatorWorld) -> None:
+    key_file = changing.home / ".config/sbctl/keys/operator.key"
+    before = key_file.read_bytes()
+    changing.sbctl("key", "rotate", expect=0)
+    assert "apply" in changing.sbctl("key", "remove", "operator.retiring", expect=4).err
+    assert key_file.read_bytes() == before
+    changing.sbctl("apply", "--yes", expect=0)
+    changing.sbctl("key", "rotate", expect=0)
+    assert "operator.retiring is not listed" in changing.sbctl("key", "remove", "operator.retiring", expect=0).err
+    assert key_file.read_bytes() != before
+    assert sorted(path.name for path in key_file.parent.iterdir()) == ["operator.key"]
+    assert "runtime.local" in changing.sbctl("plan", expect=2).out
+    changing.sbctl("apply", "--yes", expect=0)
+    changing.sbctl("plan", expect=0)
+    assert "rotate" in changing.sbctl("key", "remove", "operator", expect=4).err
+    listed = changing.sbctl("key", "list", "--format", "json", expect=0).json()
+    assert [row["name"] for row in listed["signers"] if row["name"] != "second"] == ["operator"]
+
+
 def test_a_bundle_can_be_exported_shown_and_verified(served: OperatorWorld) -> None:
     out = Path("b.json")
     served.sbctl("bundle", "export", "--out", str(out), expect=0)

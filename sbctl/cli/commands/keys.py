@@ -1,4 +1,4 @@
-"""`key list|add`: who may sign what should run."""
+"""`key list|add|rotate|remove`: who may sign what should run."""
 
 from __future__ import annotations
 
@@ -90,4 +90,73 @@ def add(
             {**signers, name: text}, state.key_epoch + 1, run_info("key add", workspace.environ, workspace.directory)
         )
     note(f"listed {name}; sbctl apply takes the set to every host")
+    return ExitCode.DONE
+
+
+@app.command()
+def rotate(file: File = Path("sb.yml"), lock_timeout: LockTimeout = 0.0) -> int:
+    """Make a new key for this machine and list it beside the old one. Then: apply, and `key remove NAME.retiring`."""
+    from sbctl.cli.fleet_setup import held_state
+    from sbctl.cli.key_changes import RETIRING, key_place, with_rotated
+    from sbctl.cli.workspace import Workspace
+    from sbctl.state.operator import run_info
+    from sbctl.trust.keys import load_key_file
+    from sbctl.views.console import note, print_plain
+
+    workspace = Workspace(file)
+    place = key_place(workspace.environ)
+    own = load_key_file(place.path, place.passphrase)
+    with held_state(workspace, "sbctl key rotate", lock_timeout):
+        state = workspace.require_state()
+        declared = workspace.loaded.signers if workspace.file.exists() else None
+        with_rotated(declared if declared is not None else state.signers, own, own)
+        successor = place.make_successor()
+        name, signers = with_rotated(declared if declared is not None else state.signers, own, successor)
+        if declared is not None:
+            note("sb.yml lists the signers; these two lines take the place of the one for this key:")
+            for listed in (name, f"{name}{RETIRING}"):
+                print_plain(f'      {listed}: "{signers[listed]}"\n')
+        elif signers != dict(state.signers):
+            info = run_info("key rotate", workspace.environ, workspace.directory)
+            workspace.store.set_trust(signers, state.key_epoch + 1, info)
+    note(f"made {place.next_path}; now: sbctl apply, then sbctl key remove {name}{RETIRING}")
+    return ExitCode.DONE
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="A signer of `key list`.")],
+    file: File = Path("sb.yml"),
+    lock_timeout: LockTimeout = 0.0,
+) -> int:
+    """Take a signer out of the set; the next apply takes the set to every host. Of a rotation, the new key takes the old one's place."""
+    from sbctl.cli.fleet_setup import held_state
+    from sbctl.cli.key_changes import key_place, refuse_unknown_to_hosts, without
+    from sbctl.cli.workspace import Workspace
+    from sbctl.state.operator import run_info
+    from sbctl.views.console import note
+
+    workspace = Workspace(file)
+    with held_state(workspace, "sbctl key remove", lock_timeout):
+        state = workspace.require_state()
+        own = workspace.signing_key
+        if own is None:
+            raise RefusedError(
+                "key.none", "this machine has no signing key", next_step="run it where a listed signer's key is"
+            )
+        place = None if workspace.environ.get("SBCTL_SIGNING_KEY") else key_place(workspace.environ)
+        successor = place.successor() if place is not None else None
+        declared = workspace.loaded.signers if workspace.file.exists() else None
+        signer, signers = without(declared if declared is not None else state.signers, name, own, successor)
+        refuse_unknown_to_hosts(state, signer)
+        if signer is not own and place is not None:
+            # Before the set: a run that ends here leaves a key that is listed.
+            place.promote(signer)
+            note(f"{place.path} is the new key now; the old one is gone")
+        if declared is not None:
+            note(f'sb.yml lists the signers; take the line of "{name}" out of fleet.trust.signers')
+        else:
+            info = run_info("key remove", workspace.environ, workspace.directory)
+            workspace.store.set_trust(signers, state.key_epoch + 1, info)
+    note(f"{name} is not listed any more; sbctl apply takes the set to every host")
     return ExitCode.DONE
