@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from providers.comparison import Blocked, Call
 from sbctl import __version__
 from sbctl.base.digests import sha256_file
 from sbctl.base.errors import HostError, InterruptedBySignal, RefusedError
+from sbctl.base.file_slice import ByteSource
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.node.messages import Method, RuntimeInstall, WheelFile
 from sbctl.node.snapshot import HostFacts, PythonFact
@@ -74,8 +74,8 @@ def stop_if_cancelled(context: PerformContext) -> None:
         raise InterruptedBySignal("apply.interrupted", "stopped between two files", next_step="run apply again")
 
 
-def put_files(context: PerformContext, files: Mapping[str, Path], *, deadline_s: float) -> None:
-    """Leave files on the host under their digests (`files`: digest → path); progress is over all of them together."""
+def put_files(context: PerformContext, files: Mapping[str, ByteSource], *, deadline_s: float) -> None:
+    """Leave files on the host under their digests (`files`: digest → source); progress is over all of them together."""
     sizes = {digest: path.stat().st_size for digest, path in files.items()}
     total = sum(sizes.values())
     done = 0

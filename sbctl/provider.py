@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from sbctl.base.clock import Clock
+from sbctl.base.file_slice import ByteSource
 from sbctl.base.ids import Address
 from sbctl.base.secret import Secret
 from sbctl.config.compiled import CompiledConfig
+from sbctl.node.lease import LeaseClaim
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Change, Desired, DiffContext, Observed, Recorded, Step
 
@@ -54,8 +56,15 @@ class NodeSession(Protocol):
         when the channel died after sending: then only a new snapshot tells what happened."""
         ...
 
-    def put(self, sha256: str, source: Path, *, deadline_s: float, progress: Progress) -> None:
+    def put(self, sha256: str, source: ByteSource, *, deadline_s: float, progress: Progress) -> None:
         """Leave the bytes of `source` on the host as `<staging>/blobs/<sha256>`: resumed when cut, verified there, no-op when present."""
+        ...
+
+    def take_lease(self, claim: LeaseClaim, *, wait_s: float, deadline_s: float, cancelled: Callable[[], bool]) -> None:
+        """Hold the host's lease until the session is closed; a lease that is held is kept, one that was lost is taken anew.
+
+        Another holder is waited for `wait_s`, as long as `cancelled` says no. Raises LockedError `host.leased`, UnreachableError, HostError.
+        """
         ...
 
     def close(self) -> None: ...
@@ -74,8 +83,8 @@ class Services(Protocol):
         """A pinned wheel from the package index, verified, in the operator's cache."""
         ...
 
-    def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
-        """The files of an artifact by digest, verified, in the operator's cache (`delivery: push`)."""
+    def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, ByteSource]:
+        """The files of an artifact by digest, verified, in the operator's cache or in a pack (`delivery: push`)."""
         ...
 
     def sign(self, payload_type: str, payload: bytes) -> str:

@@ -17,12 +17,13 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from sbctl.base.errors import DurabilityUnknownError, InputError, SbctlError
 
 __all__ = [
     "FileOps",
+    "copy_stream",
     "disk_error",
     "ensure_directory",
     "free_bytes",
@@ -261,14 +262,23 @@ def link_or_copy(source: Path, target: Path) -> None:
         if error.errno not in (errno.EPERM, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
             raise disk_error(error, target) from error
     try:
-        with source.open("rb") as reader:
-            fd = OPS.open(str(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
-            try:
-                while chunk := reader.read(1 << 20):
-                    _write_all(fd, chunk)
-                OPS.fsync(fd)
-            finally:
-                os.close(fd)
+        reader = source.open("rb")
+    except OSError as error:
+        raise disk_error(error, target) from error
+    with reader:
+        copy_stream(reader, target)
+
+
+def copy_stream(reader: BinaryIO, target: Path) -> None:
+    """What is left of `reader` as the new file `target`, with fsync. The target must not exist; it does not after an SbctlError."""
+    try:
+        fd = OPS.open(str(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
+        try:
+            while chunk := reader.read(1 << 20):
+                _write_all(fd, chunk)
+            OPS.fsync(fd)
+        finally:
+            os.close(fd)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(target)

@@ -22,6 +22,7 @@ STATE_DOCUMENT_MAX_BYTES: Final = 64 * MIB
 STATE_SNAPSHOTS_KEPT: Final = 200
 """Serials whose snapshot and journal stay; a line of history stays for every serial."""
 PLAN_MAX_BYTES: Final = 64 * MIB
+PACK_MANIFEST_MAX_BYTES: Final = 16 * MIB
 JSON_MAX_DEPTH: Final = 64
 JSON_INT_MAX: Final = 2**53 - 1
 

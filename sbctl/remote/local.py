@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import HostError, UnreachableError
-from sbctl.base.fs import link_or_copy, remove_file
+from sbctl.base.file_slice import ByteSource, FileSlice
+from sbctl.base.fs import copy_stream, link_or_copy, remove_file
 from sbctl.node.facts import FactsError, gather
 from sbctl.node.paths import PREFIX_VARIABLE
 from sbctl.remote import bootstrap_script
@@ -148,12 +149,16 @@ class LocalTransport:
                 "node.start_failed", f"{argv[0]} cannot be started: {error.strerror}", place=self._host
             ) from error
 
-    def upload(self, source: Path, target: str, *, deadline_s: float, progress: Progress) -> None:
+    def upload(self, source: ByteSource, target: str, *, deadline_s: float, progress: Progress) -> None:
         del deadline_s
         size = source.stat().st_size
         progress(0, size)
         remove_file(Path(target))
-        link_or_copy(source, Path(target))
+        if isinstance(source, FileSlice):
+            with source.open() as reader:
+                copy_stream(reader, Path(target))
+        else:
+            link_or_copy(source, Path(target))
         progress(size, size)
 
     def close(self) -> None:

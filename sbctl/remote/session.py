@@ -1,6 +1,7 @@
 """One host for one run: bootstrap commands while it has no runtime, the node interface once it has one.
 
     snapshot   facts by the bootstrap; where a runtime is installed and current, everything else by its node interface
+    take_lease by a process of its own on the host, which a host without a runtime runs too
     call       `host.mark`, `host.unmark` and `runtime.install` always by the bootstrap: a host is claimed before it has a runtime and
                given up after; all others by the node interface of the version installed last in this run, else of the current one,
                else of one that an interrupted run installed
@@ -13,9 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -23,12 +23,15 @@ from pydantic import ValidationError
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, SbctlError
+from sbctl.base.file_slice import ByteSource
 from sbctl.base.fs import disk_error
 from sbctl.base.secret import Secret
+from sbctl.node.lease import LeaseClaim
 from sbctl.node.messages import PARAMS, Method
 from sbctl.node.snapshot import NodeSnapshot, PythonFact
 from sbctl.remote.bootstrap import FACTS
 from sbctl.remote.channel import NodeChannel, NodeMissing
+from sbctl.remote.host_lease import HostLease, open_lease
 from sbctl.remote.transport import ChannelBroken, Progress, Transport, no_progress
 
 __all__ = ["HostSession", "open_session"]
@@ -61,6 +64,7 @@ class HostSession:
         self._pythons: tuple[PythonFact, ...] = ()
         self._installed_version: str | None = None
         self._node: NodeChannel | None = None
+        self._lease: HostLease | None = None
 
     def snapshot(self, deadline_s: float) -> NodeSnapshot:
         """Everything the host tells. Raises UnreachableError; HostError when the answer makes no sense."""
@@ -111,13 +115,13 @@ class HostSession:
             self._installed_version = None
         return result
 
-    def put(self, sha256: str, source: Path, *, deadline_s: float, progress: Progress) -> None:
+    def put(self, sha256: str, source: ByteSource, *, deadline_s: float, progress: Progress) -> None:
         """Leave the bytes of `source` as blob `sha256` on the host. A transfer that arrived damaged is sent once more, from its start."""
         deadline = self._clock.monotonic_s() + deadline_s
         try:
             size = source.stat().st_size
         except OSError as error:
-            raise disk_error(error, source) from error
+            raise disk_error(error, str(source)) from error
         blob = {"sha256": sha256, "size_bytes": size}
         for attempt in range(_PUT_ATTEMPTS):
             begun = self._blob("blob_begin", blob, deadline)
@@ -133,8 +137,29 @@ class HostSession:
             else:
                 return
 
+    def take_lease(self, claim: LeaseClaim, *, wait_s: float, deadline_s: float, cancelled: Callable[[], bool]) -> None:
+        """Hold the host's lease until `close`, as `NodeSession` promises."""
+        if self._lease is not None:
+            if self._lease.held:
+                return
+            self._lease.close()
+            self._lease = None
+        deadline = self._clock.monotonic_s() + deadline_s
+        facts, python = self._gather(deadline), self._python(deadline)
+        environment = facts.environment
+        lease = open_lease(self._transport, python, environment, self._clock, place=self.host, deadline_s=deadline_s)
+        try:
+            lease.take(claim, wait_s=wait_s, deadline_s=deadline_s, cancelled=cancelled)
+        except BaseException:
+            lease.close()
+            raise
+        self._lease = lease
+
     def close(self) -> None:
-        """End the node process and the connection. Never raises."""
+        """Give the lease back, end the node process and the connection. Never raises."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
         self._drop_node()
         self._transport.close()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import paramiko
@@ -18,6 +17,7 @@ import paramiko
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, UnreachableError
+from sbctl.base.file_slice import ByteSource
 from sbctl.base.fs import disk_error
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES, SSH_CONNECT_DEADLINE_S
 from sbctl.remote.bootstrap import FACTS, WORKER_PROGRAM, BootstrapWorker, compose_facts, new_marker, read_answer
@@ -175,14 +175,14 @@ class SshTransport:
             raise
         return channel
 
-    def upload(self, source: Path, target: str, *, deadline_s: float, progress: Progress) -> None:
+    def upload(self, source: ByteSource, target: str, *, deadline_s: float, progress: Progress) -> None:
         deadline = self._clock.monotonic_s() + deadline_s
         # Kept for the next file only if all goes well: after a cut in the middle of a pipeline nothing is known about the stream.
         sftp, self._files = self._sftp(deadline_s), None
         try:
             size, reader = source.stat().st_size, source.open("rb")
         except OSError as error:
-            raise disk_error(error, source) from error
+            raise disk_error(error, str(source)) from error
         try:
             with reader:
                 offset = _resumable(sftp, target, size)

@@ -13,11 +13,11 @@ import re
 import select
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import HostError, SbctlError, UnreachableError, error_from_wire
+from sbctl.base.file_slice import ByteSource
 
 __all__ = [
     "STDERR_TAIL_BYTES",
@@ -106,7 +106,7 @@ class Transport(Protocol):
         """Start a program that sees exactly `environment` (and what the transport says it adds). Raises UnreachableError; FileNotFoundError when a local program does not exist."""
         ...
 
-    def upload(self, source: Path, target: str, *, deadline_s: float, progress: Progress) -> None:
+    def upload(self, source: ByteSource, target: str, *, deadline_s: float, progress: Progress) -> None:
         """Bring the bytes of `source` to the path `target`, going on where an earlier upload was cut; not verified, not durable."""
         ...
 
