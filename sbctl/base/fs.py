@@ -30,6 +30,7 @@ __all__ = [
     "fsync_directory",
     "install_file",
     "link_or_copy",
+    "publish_directory",
     "read_bounded",
     "remove_file",
     "remove_tree",
@@ -296,6 +297,18 @@ def replace_symlink(path: Path, value: str) -> None:
             os.unlink(temporary)
         raise disk_error(error, path) from error
     fsync_directory(path.parent)
+
+
+def publish_directory(staged: Path, target: Path) -> None:
+    """Give the finished directory `staged` its durable name on the same filesystem. Raises SbctlError `disk.exists` when the name is taken."""
+    if os.path.lexists(target):
+        raise SbctlError("disk.exists", "something stands here already and is not overwritten", place=str(target))
+    fsync_directory(staged)
+    try:
+        OPS.rename(str(staged), str(target))
+    except OSError as error:
+        raise disk_error(error, target) from error
+    fsync_directory(target.parent)
 
 
 def replace_directory(staged: Path, target: Path) -> None:

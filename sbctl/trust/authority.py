@@ -1,0 +1,356 @@
+"""The cluster's authority: issues identities, rotates and revokes them, and takes its CA over into a next one without a gap.
+
+Who may be what is the caller's to say (sb.yml, or a token's grant); the epoch, the dates and the signatures are made here. Issuing is
+idempotent: the same key, grant and rotation get the same certificate again while it is fresh, so a lost answer costs no epoch.
+
+A CA rollover runs in three steps, each a plan of its own, decided from what every host is recorded to hold:
+
+    add       every host trusts both; the old one issues
+    reissue   every host trusts both: the new one issues
+    remove    every identity is of the new one: the old one is trusted no more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.fs import sweep_temporaries
+from sbctl.trust.authority_directory import AuthorityFiles, AuthoritySettings, NodeRecord, staged
+from sbctl.trust.certificates import (
+    LEAF_VALIDITY_DAYS,
+    certificate_facts,
+    create_ca,
+    create_request,
+    generate_private_key,
+    issue_leaf,
+    request_key_digest,
+)
+from sbctl.trust.identity import Grant, IdentityClaims, document_of, sign_identity
+from sbctl.trust.keys import SigningKey
+from sbctl.trust.revocation import Revocation, RevocationList, open_revocations, revoked, sign_revocations
+
+__all__ = ["KEY_ID", "Authority", "AuthorityFacts", "Issued", "RolloverStep", "rollover"]
+
+KEY_ID: Final = "authority"
+RolloverStep = Literal["add", "reissue", "remove"]
+_FRESH: Final = 0.5
+_STAGE_AGE_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What a node gets: all of it public."""
+
+    certificate: str
+    identity: str
+    identity_epoch: int
+    fingerprint: str
+    issuer: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorityFacts:
+    """The public side, as plans read it. `ca` are fingerprints, the one that issues first unless a rollover is in its first step."""
+
+    cluster_id: str
+    server_name: str
+    authority_key: str
+    ca: tuple[str, ...]
+    issuer: str
+    revocations: int
+    rollover: RolloverStep | None
+    nodes: Mapping[str, NodeRecord]
+    keys_here: bool
+
+
+def rollover(
+    current: str, following: str | None, held: Iterable[Mapping[str, Any]]
+) -> tuple[tuple[str, ...], str, RolloverStep | None]:
+    """CAs to trust, CA to issue, and the step of the rollover. `held`: of each host the recorded `ca` and `issuer`."""
+    if following is None:
+        return (current,), current, None
+    known = [(tuple(each["ca"]), each["issuer"]) for each in held]
+    if any(following not in trusted for trusted, _ in known):
+        return (current, following), current, "add"
+    if any(issuer != following for _, issuer in known):
+        return (current, following), following, "reissue"
+    return (following,), following, "remove"
+
+
+class Authority:
+    """One authority directory, checked when opened."""
+
+    def __init__(self, files: AuthorityFiles) -> None:
+        self._files = files
+        self._settings = files.settings()
+
+    @classmethod
+    def open(cls, directory: Path) -> Authority:
+        """Raises InputError `authority.missing`, `authority.incomplete`, `identity.incomplete`; RefusedError `authority.permissions`."""
+        files = AuthorityFiles(directory)
+        files.check()
+        return cls(files)
+
+    @classmethod
+    def create(cls, directory: Path, *, cluster_id: str, grant: Grant, server_name: str, now: datetime) -> Authority:
+        """All of it or nothing. Raises RefusedError `authority.exists`, SbctlError `disk.*`."""
+        if directory.parent.is_dir():
+            sweep_temporaries(directory.parent, older_than_s=_STAGE_AGE_S, now_s=now.timestamp())
+        with staged(directory) as files:
+            ca, signer = create_ca(cluster_id, now=now), SigningKey.generate()
+            settings = AuthoritySettings(cluster_id=cluster_id, server_name=server_name, node_id=grant.node_id)
+            files.write("ca-key.pem", ca.key)
+            files.write("ca.pem", ca.certificate)
+            files.write("authority-signing.key", signer.to_pem())
+            files.write("authority-verifying.key", signer.public_text + "\n")
+            files.write_document("authority.json", settings)
+            empty = RevocationList(cluster_id=cluster_id, revision=0)
+            files.write("revocations.json", sign_revocations(empty, signer, KEY_ID))
+            authority = cls(files)
+            authority._renew_own(grant, now)
+        return cls.open(directory)
+
+    @property
+    def directory(self) -> Path:
+        return self._files.directory
+
+    @property
+    def settings(self) -> AuthoritySettings:
+        return self._settings
+
+    @property
+    def verifying_key(self) -> str:
+        return self._files.verifying_key()
+
+    def revocations(self) -> tuple[str, RevocationList]:
+        """The signed text and what it says."""
+        text = self._files.text("revocations.json")
+        return text, open_revocations(text, self.verifying_key)
+
+    def node(self, node_id: str) -> NodeRecord:
+        return self._files.node(node_id)
+
+    def facts(self, held: Iterable[Mapping[str, Any]] = ()) -> AuthorityFacts:
+        """What plans compare with; needs no private key. `held` as for `rollover`."""
+        current = certificate_facts(self._files.text("ca.pem")).fingerprint
+        following = self._following()
+        trusted, issuer, step = rollover(current, following, held)
+        return AuthorityFacts(
+            cluster_id=self._settings.cluster_id,
+            server_name=self._settings.server_name,
+            authority_key=self.verifying_key,
+            ca=trusted,
+            issuer=issuer,
+            revocations=self.revocations()[1].revision,
+            rollover=step,
+            nodes=self._files.nodes(),
+            keys_here=self._files.has("ca-key.pem") and self._files.has("authority-signing.key"),
+        )
+
+    def bundle(self, fingerprints: Sequence[str]) -> str:
+        """The certificates of these CAs, PEM. Raises InputError `authority.unknown_ca`."""
+        known = {certificate_facts(text).fingerprint: text for text in self._ca_texts()}
+        missing = [fingerprint for fingerprint in fingerprints if fingerprint not in known]
+        if missing:
+            raise InputError(
+                "authority.unknown_ca",
+                f"the authority has no CA with fingerprint {missing[0][:16]}",
+                place=str(self.directory),
+                next_step="plan again: the authority changed since",
+            )
+        return "".join(known[fingerprint] for fingerprint in fingerprints)
+
+    def issue(
+        self,
+        request: str,
+        grant: Grant,
+        *,
+        now: datetime,
+        issuer: str | None = None,
+        validity_days: int = LEAF_VALIDITY_DAYS,
+        least_epoch: int = 0,
+    ) -> Issued:
+        """An identity for the public key of `request`. `issuer`: fingerprint of the CA, the current one when None. `least_epoch`: the newest that
+        anybody has seen of this node; the new one is above it.
+
+        Raises RefusedError `identity.revoked` for a node that was revoked and not rotated since, `authority.no_key`, `certificate.*`;
+        InputError `certificate.request_invalid`, `authority.unknown_ca`.
+        """
+        key_sha256 = request_key_digest(request)
+        with self._files.locked():
+            record = self._files.node(grant.node_id)
+            self._refuse_revoked(record)
+            name = self._ca_name(issuer)
+            ca = self._files.key_pair(name)
+            ca_fingerprint = certificate_facts(ca.certificate).fingerprint
+            again = self._issued_before(
+                record, grant, key_sha256=key_sha256, ca=ca_fingerprint, least_epoch=least_epoch, now=now
+            )
+            if again is not None:
+                return again
+            claims = IdentityClaims(
+                cluster_id=self._settings.cluster_id,
+                server_name=self._settings.server_name,
+                identity_epoch=max(record.identity_epoch, least_epoch) + 1,
+                **grant.model_dump(),
+            )
+            leaf = issue_leaf(ca, request, claims, now=now, validity_days=validity_days)
+            facts = certificate_facts(leaf)
+            document = document_of(
+                claims,
+                certificate_sha256=facts.fingerprint,
+                issued_at=now,
+                expires_at=facts.not_after,
+                authority_key_id=KEY_ID,
+            )
+            signed = sign_identity(document, self._files.signing_key())
+            self._files.write_node(
+                record.model_copy(
+                    update={
+                        "grant": grant,
+                        "identity_epoch": claims.identity_epoch,
+                        "certificate": leaf,
+                        "identity": signed,
+                        "fingerprint": facts.fingerprint,
+                        "key_sha256": key_sha256,
+                        "issuer": ca_fingerprint,
+                        "issued_rotation": record.rotation,
+                    }
+                )
+            )
+        return Issued(leaf, signed, claims.identity_epoch, facts.fingerprint, ca_fingerprint)
+
+    def rotate(self, node_ids: Iterable[str]) -> tuple[NodeRecord, ...]:
+        """Ask for a new identity of each; the next apply has it issued. A revoked node is let in again by this."""
+        with self._files.locked():
+            records = [self._files.node(node_id) for node_id in dict.fromkeys(node_ids)]
+            asked = [record.model_copy(update={"rotation": record.issued_rotation + 1}) for record in records]
+            for record in asked:
+                self._files.write_node(record)
+        return tuple(asked)
+
+    def revoke(self, node_id: str, *, reason: str, now: datetime) -> RevocationList:
+        """Take the node's identities up to the newest away. Raises InputError `identity.unknown`."""
+        with self._files.locked():
+            record = self._files.node(node_id)
+            if record.certificate is None or record.fingerprint is None:
+                raise InputError(
+                    "identity.unknown",
+                    f"no identity was issued to {node_id}",
+                    place=str(self.directory),
+                    next_step="sbctl cluster status lists the nodes",
+                )
+            _, listed = self.revocations()
+            if record.revoked_epoch >= record.identity_epoch and any(one.node_id == node_id for one in listed.entries):
+                return listed
+            entry = Revocation(
+                node_id=node_id,
+                identity_epoch=record.identity_epoch,
+                fingerprint=record.fingerprint,
+                reason=reason,
+                revoked_at_unix_secs=int(now.timestamp()),
+                expires_at_unix_secs=int(certificate_facts(record.certificate).not_after.timestamp()),
+            )
+            following = revoked(listed, entry, now_unix_secs=int(now.timestamp()))
+            signed = sign_revocations(following, self._files.signing_key(), KEY_ID)
+            # The list first: cut in between, the command is repeated and finds it.
+            self._files.write("revocations.json", signed)
+            self._files.write_node(
+                record.model_copy(update={"revoked_epoch": record.identity_epoch, "rotation": record.issued_rotation})
+            )
+        return following
+
+    def begin_rollover(self, *, now: datetime) -> str:
+        """Make the next CA; its fingerprint. One that waits already is kept. Raises RefusedError `authority.no_key`."""
+        with self._files.locked():
+            self._files.secret("ca-key.pem")
+            following = self._following()
+            if following is None:
+                ca = create_ca(self._settings.cluster_id, now=now)
+                self._files.write("ca-next-key.pem", ca.key)
+                self._files.write("ca-next.pem", ca.certificate)
+                following = certificate_facts(ca.certificate).fingerprint
+        return following
+
+    def finish_rollover(self, held: Sequence[Mapping[str, Any]], *, now: datetime) -> bool:
+        """Once every host trusts the next CA alone it becomes the current one, and the old key is destroyed. False when it is not yet so, or
+        the keys are not here. Cut anywhere, it is finished by the next call."""
+        with self._files.locked():
+            following = self._following()
+            if following is None or not self._files.has("ca-next-key.pem"):
+                return False
+            if not held or any(tuple(each["ca"]) != (following,) or each["issuer"] != following for each in held):
+                return False
+            pair = self._files.key_pair("ca-next")
+            self._files.write("ca-key.pem", pair.key)
+            self._files.write("ca.pem", pair.certificate)
+            self._files.remove("ca-next.pem")
+            self._files.remove("ca-next-key.pem")
+        own = self._files.node(self._settings.node_id)
+        if own.grant is not None:
+            self._renew_own(own.grant, now)
+        return True
+
+    def renew_own(self, *, now: datetime) -> bool:
+        """Renew node.pem past its half-life; what an enrollment server calls before it starts. Whether it did."""
+        own = self._files.node(self._settings.node_id)
+        facts = certificate_facts(self._files.text("node.pem"))
+        if own.grant is None or now < facts.not_before + (facts.not_after - facts.not_before) * _FRESH:
+            return False
+        self._renew_own(own.grant, now)
+        return True
+
+    def _renew_own(self, grant: Grant, now: datetime) -> None:
+        key = generate_private_key()
+        issued = self.issue(create_request(key, grant.node_id), grant, now=now)
+        self._files.write("node-key.pem", key)
+        self._files.write("node.pem", issued.certificate)
+        self._files.write("identity.json", issued.identity)
+
+    def _following(self) -> str | None:
+        return (
+            certificate_facts(self._files.text("ca-next.pem")).fingerprint if self._files.has("ca-next.pem") else None
+        )
+
+    def _ca_texts(self) -> tuple[str, ...]:
+        names = [name for name in ("ca.pem", "ca-next.pem") if self._files.has(name)]
+        return tuple(self._files.text(name) for name in names)
+
+    def _ca_name(self, issuer: str | None) -> Literal["ca", "ca-next"]:
+        if issuer is None or certificate_facts(self._files.text("ca.pem")).fingerprint == issuer:
+            return "ca"
+        self.bundle([issuer])
+        return "ca-next"
+
+    def _refuse_revoked(self, record: NodeRecord) -> None:
+        if record.revoked_epoch and record.revoked_epoch >= record.identity_epoch:
+            if record.rotation > record.issued_rotation:
+                return
+            raise RefusedError(
+                "identity.revoked",
+                f"the identity of {record.node_id} was revoked, so none is issued to it",
+                place=str(self.directory),
+                next_step=f"let it in again on purpose: sbctl cluster rotate {record.node_id}, then sbctl apply",
+            )
+
+    def _issued_before(
+        self, record: NodeRecord, grant: Grant, *, key_sha256: str, ca: str, least_epoch: int, now: datetime
+    ) -> Issued | None:
+        """What was issued for the same request and never arrived; it must still be above every epoch that was seen."""
+        if record.certificate is None or record.identity is None or record.fingerprint is None:
+            return None
+        asked = (record.key_sha256, record.grant, record.issuer, record.issued_rotation)
+        if asked != (key_sha256, grant, ca, record.rotation) or record.identity_epoch <= least_epoch:
+            return None
+        if record.revoked_epoch >= record.identity_epoch:
+            return None
+        facts = certificate_facts(record.certificate)
+        half_life = facts.not_before + (facts.not_after - facts.not_before) * _FRESH
+        if now - facts.not_before < timedelta(0) or now > half_life:
+            return None
+        return Issued(record.certificate, record.identity, record.identity_epoch, record.fingerprint, ca)

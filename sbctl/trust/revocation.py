@@ -1,0 +1,95 @@
+"""The signed list of identities that are no longer accepted.
+
+An entry takes away one node's identities up to an epoch; a later epoch, issued on purpose, is accepted again. The list is a DSSE envelope by
+the authority's key with a revision that only grows. Expired identities leave the list: they are refused by their dates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sbctl.base import strict_json
+from sbctl.base.digests import canonical_json
+from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.ids import DIGEST_RE
+from sbctl.trust.envelope import open_envelope, sign_envelope
+from sbctl.trust.identity import IdentityClaims
+from sbctl.trust.keys import SigningKey
+
+__all__ = [
+    "REVOCATION_PAYLOAD_TYPE",
+    "Revocation",
+    "RevocationList",
+    "open_revocations",
+    "refuse_revoked",
+    "revoked",
+    "sign_revocations",
+]
+
+REVOCATION_PAYLOAD_TYPE: Final = "application/vnd.sbctl.revocations.v1+json"
+_MAX_BYTES: Final = 4 * 1024 * 1024
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, defer_build=True)
+
+
+class Revocation(_Strict):
+    """All identities of `node_id` up to `identity_epoch`; `fingerprint` is of the certificate of that epoch."""
+
+    node_id: str = Field(min_length=1, max_length=128)
+    identity_epoch: int = Field(ge=1)
+    fingerprint: str = Field(pattern=f"^{DIGEST_RE.pattern}\\z")
+    reason: str = Field(max_length=256)
+    revoked_at_unix_secs: int
+    expires_at_unix_secs: int
+    """Of the certificate; after it the entry is dropped."""
+
+
+class RevocationList(_Strict):
+    schema_version: Literal[1] = 1
+    cluster_id: str
+    revision: int = Field(ge=0)
+    entries: tuple[Revocation, ...] = Field(default=(), max_length=10_000)
+
+
+def sign_revocations(listed: RevocationList, key: SigningKey, keyid: str) -> str:
+    """The list as `revocations.json` holds it."""
+    return sign_envelope(REVOCATION_PAYLOAD_TYPE, canonical_json(listed.model_dump(mode="json")), key, keyid)
+
+
+def open_revocations(envelope_text: str, authority_key: str) -> RevocationList:
+    """A list signed by the authority. Raises InputError `revocations.invalid`, `envelope.*`; RefusedError `envelope.bad_signature`."""
+    opened = open_envelope(envelope_text, REVOCATION_PAYLOAD_TYPE, {"authority": authority_key}, max_bytes=_MAX_BYTES)
+    document = strict_json.loads(opened.payload, max_bytes=_MAX_BYTES, max_depth=8)
+    try:
+        return RevocationList.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the top"
+        raise InputError("revocations.invalid", f"the revocation list is wrong at {where}: {first['msg']}") from None
+
+
+def revoked(listed: RevocationList, entry: Revocation, *, now_unix_secs: int) -> RevocationList:
+    """The next list: `entry` in place of an older one of its node, without what expired by now."""
+    kept: Iterable[Revocation] = (
+        one for one in listed.entries if one.node_id != entry.node_id and one.expires_at_unix_secs > now_unix_secs
+    )
+    entries = tuple(sorted((*kept, entry), key=lambda one: one.node_id))
+    return listed.model_copy(update={"revision": listed.revision + 1, "entries": entries})
+
+
+def refuse_revoked(listed: RevocationList, claims: IdentityClaims) -> None:
+    """Raises RefusedError `identity.revoked`."""
+    for entry in listed.entries:
+        if entry.node_id == claims.node_id and claims.identity_epoch <= entry.identity_epoch:
+            why = f": {entry.reason}" if entry.reason else ""
+            raise RefusedError(
+                "identity.revoked",
+                f"the identity of {claims.node_id} (epoch {claims.identity_epoch}) was revoked{why}",
+                next_step=f"let it in again with a new identity: sbctl cluster rotate {claims.node_id}, then sbctl apply",
+            )
