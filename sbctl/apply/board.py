@@ -10,6 +10,8 @@ from sbctl.apply.cancellation import Cancellation
 from sbctl.apply.outcome import ChangeResult
 from sbctl.base.errors import SbctlError
 from sbctl.base.ids import Address
+from sbctl.base.limits import SNAPSHOT_DEADLINE_S
+from sbctl.node.lease import LeaseClaim
 from sbctl.provider import NodeSession
 
 __all__ = ["Board"]
@@ -18,10 +20,21 @@ __all__ = ["Board"]
 class Board:
     """Written by host threads, read by the walk. Once closed, late threads of a hard stop change nothing any more."""
 
-    def __init__(self, open_session: Callable[[str], NodeSession], cancel: Cancellation, *, fail_fast: bool) -> None:
+    def __init__(
+        self,
+        open_session: Callable[[str], NodeSession],
+        cancel: Cancellation,
+        *,
+        fail_fast: bool,
+        lease: LeaseClaim | None = None,
+        lease_wait_s: float = 0.0,
+    ) -> None:
+        """`lease` is what each host is claimed with before it is changed; None: hosts are not leased."""
         self._open_session = open_session
         self._cancel = cancel
         self._fail_fast = fail_fast
+        self._lease = lease
+        self._lease_wait_s = lease_wait_s
         self._lock = threading.Lock()
         self._results: dict[Address, ChangeResult] = {}
         self._sessions: dict[str, NodeSession] = {}
@@ -72,6 +85,16 @@ class Board:
         with self._lock:
             self._sessions[host] = opened
         return opened
+
+    def take_lease(self, host: str) -> None:
+        """Hold the host for this run until its session is dropped. Raises LockedError `host.leased`, and what opening raises."""
+        if self._lease is not None:
+            self.session(host).take_lease(
+                self._lease,
+                wait_s=self._lease_wait_s,
+                deadline_s=SNAPSHOT_DEADLINE_S,
+                cancelled=lambda: self._cancel.stopping,
+            )
 
     def drop_session(self, host: str) -> None:
         """Close the host's session, if any; the next use opens a new one. Never raises for a session that is already dead."""

@@ -58,7 +58,7 @@ def execute(
     refuse_blocked(plan)
     clock = services.clock
     journal = GuardedJournal(run, crash_points or CrashPoints.from_environ(os.environ))
-    board = Board(sessions, cancel, fail_fast=options.fail_fast)
+    board = Board(sessions, cancel, fail_fast=options.fail_fast, lease=options.lease, lease_wait_s=options.lease_wait_s)
     emitter = Emitter(sink, clock)
     verifier = Verifier(plan, providers)
     context = RunContext(providers, services, options, journal, verifier, board, emitter, cancel, clock)

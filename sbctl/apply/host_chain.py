@@ -1,6 +1,6 @@
 """The changes of one host, in plan order, by one thread at a time.
 
-    facts as planned? ─► unit ─► unit ─► … ─► finished
+    leased, facts as planned? ─► unit ─► unit ─► … ─► finished
                           └─ first failure: the rest is skipped; other hosts go on
 
 A unit is true when its steps are done and the host, read back, shows it; only then the state records it, members first.
@@ -130,10 +130,12 @@ class HostChain:
         return False
 
     def _ready(self, unit: Unit) -> bool:
-        """Before the host's first unit: it answers, and its decisive facts are those of the plan. Else its rows are not started."""
+        """Before the host's first unit: it answers, nobody else changes it, and its decisive facts are those of the plan. Else its rows are
+        not started."""
         if self._facts_checked:
             return True
         try:
+            self._steps.take_lease()
             snapshot = self._steps.observe("comparing the host with the plan")
             self._run.verifier.check_facts(self.host, snapshot)
         except HardStopped:

@@ -17,9 +17,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from sbctl.base.errors import DegradedError, ExitCode, SbctlError, StalePlanError, UnreachableError, worst_exit
+from sbctl.base.errors import (
+    DegradedError,
+    ExitCode,
+    LockedError,
+    SbctlError,
+    StalePlanError,
+    UnreachableError,
+    worst_exit,
+)
 from sbctl.base.ids import Address
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
+from sbctl.node.lease import LeaseClaim
 from sbctl.plan.model import Action, PlanMode
 
 __all__ = [
@@ -40,7 +49,7 @@ ChangeStatus = Literal["done", "failed", "unknown", "interrupted", "skipped", "n
 CHANGE_STATUSES: Final[tuple[ChangeStatus, ...]] = get_args(ChangeStatus)
 
 HostStatus = Literal[
-    "done", "unchanged", "partial", "failed", "stale", "unreachable", "unknown", "interrupted", "not_started"
+    "done", "unchanged", "partial", "failed", "stale", "leased", "unreachable", "unknown", "interrupted", "not_started"
 ]
 RunStatus = Literal["applied", "partial", "failed", "interrupted"]
 
@@ -65,6 +74,10 @@ class ApplyOptions:
     heartbeat_s: float = 10.0
     settle_delays_s: tuple[float, ...] = (0.2, 0.8, 2.0)
     """Waits before the host is read back again when it does not yet show what was applied."""
+    lease: LeaseClaim | None = None
+    """What every host is claimed with before its first change; None: hosts are not leased."""
+    lease_wait_s: float = 0.0
+    """How long another operator's lease is waited for."""
     hard_stop_wait_s: float = 5.0
     """After the second signal: how long running calls may take to notice that their session is closed."""
 
@@ -172,6 +185,8 @@ def host_status(changes: Iterable[ChangeResult], error: SbctlError | None) -> Ho
     """The worst that can be said of one host, from its rows and from what kept it from being started."""
     if isinstance(error, StalePlanError):
         return "stale"
+    if isinstance(error, LockedError) and error.code == "host.leased":
+        return "leased"
     if isinstance(error, UnreachableError):
         return "unreachable"
     statuses = {change.status for change in changes}

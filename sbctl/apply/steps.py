@@ -95,6 +95,16 @@ class StepRunner:
                     return snapshot
                 run.clock.sleep_s(_SETTLE_PAUSE_S)
 
+    def take_lease(self) -> None:
+        """Hold the host; a lease that was lost on the way is taken anew. Raises LockedError `host.leased`, HardStopped, SbctlError."""
+        run = self._run
+        try:
+            with run.emitter.busy(self._host, "taking the host's lease"):
+                run.board.take_lease(self._host)
+        except SbctlError:
+            self.stop_if_hard()
+            raise
+
     def _snapshot(self) -> NodeSnapshot:
         run = self._run
         try:
@@ -169,9 +179,10 @@ class StepRunner:
             return {}
 
     def _act(self, unit: Unit, step: Step) -> Mapping[str, Any]:
-        """One attempt. Raises SbctlError, also for a defect of the provider; HardStopped when sessions were closed under it."""
+        """One attempt, under the host's lease. Raises SbctlError, also for a defect of the provider; HardStopped when sessions were closed under it."""
         run, change = self._run, unit.change
         try:
+            self.take_lease()
             context = PerformContext(
                 node=run.board.session(self._host),
                 services=run.services,

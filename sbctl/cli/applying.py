@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from sbctl.cli.services import OperatorServices
 from sbctl.cli.signing import Signer
 from sbctl.cli.workspace import Workspace
 from sbctl.config.secrets import SecretResolver
+from sbctl.node.lease import LeaseClaim
 from sbctl.plan.model import Plan
 from sbctl.plan.policy import Limits, refusals
 from sbctl.plan.remembered import outdated
@@ -177,7 +179,8 @@ def _carry_out(
     workspace: Workspace, request: ApplyRequest, found: Planned, signer: Signer, sink: EventSink
 ) -> ApplyResult:
     wanted = effective_desired(found.inputs, PROVIDERS).desired
-    run = workspace.store.begin_run(run_info(request.command, workspace.environ, workspace.directory), wanted.values())
+    info = run_info(request.command, workspace.environ, workspace.directory)
+    run = workspace.store.begin_run(info, wanted.values())
     if found.plan.mode == "apply":
         for recorded in outdated(found.plan.changes):
             run.record(recorded)
@@ -187,6 +190,13 @@ def _carry_out(
         workspace.clock, signer, run.allocate_revision, _secret_resolver(workspace, found), workspace.environ
     )
     options = ApplyOptions(
+        lease=LeaseClaim(
+            info.operator,
+            f"{request.command} serial {run.serial}",
+            workspace.lineage,
+            f"{run.serial}-{uuid.uuid4().hex}",
+        ),
+        lease_wait_s=request.lock_timeout_s,
         parallelism=request.plan.parallelism,
         fail_fast=request.fail_fast,
         allow_unreachable=request.plan.allow_unreachable,

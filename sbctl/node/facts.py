@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from sbctl.node.lease_file import read_lease
 from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
 
 __all__ = ["FactsError", "answer", "gather", "installed_versions", "read_marker"]
@@ -60,7 +61,7 @@ class FactsError(Exception):
 def gather(
     env: Mapping[str, str], uid: int, extra_pythons: Iterable[str] = (), *, pythons_if_installed: bool = True
 ) -> dict[str, Any]:
-    """The parts of a snapshot that need no runtime: `host`, `marker`, `paths`, `disk`, `runtime`; and the `environment` to start one in.
+    """The parts of a snapshot that need no runtime: `host`, `marker`, `lease`, `paths`, `disk`, `runtime`; and the `environment` to start one in.
 
     `extra_pythons` are paths of interpreters to look at besides PATH and the usual places; with `pythons_if_installed` false and a runtime
     installed none is looked at but this one, since each has to be started. Raises FactsError, ValueError (no home).
@@ -74,6 +75,7 @@ def gather(
     return {
         "host": _host_facts(env, uid, looked_at),
         "marker": read_marker(paths),
+        "lease": read_lease(paths),
         "paths": {name: str(getattr(paths, name)) for name in ("etc", "state", "cache", "opt", "staging")},
         "disk": {"cache_free_bytes": _free_bytes(paths.cache), "state_free_bytes": _free_bytes(paths.state)},
         "runtime": {"installed_versions": installed, "current_version": _current_version(paths, installed)},
@@ -114,7 +116,9 @@ def installed_versions(paths: NodePaths) -> list[str]:
     return [
         name
         for name in names
-        if not name.startswith(".") and name != "current" and os.path.lexists(paths.version(name) / "bin/sbctl-runtime")
+        if not name.startswith(".")
+        and name not in (paths.current.name, paths.proven.name)
+        and os.path.lexists(paths.version(name) / "bin/sbctl-runtime")
     ]
 
 

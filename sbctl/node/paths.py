@@ -95,6 +95,25 @@ class NodePaths:
         """A symbolic link to the version in use."""
         return self.opt / "current"
 
+    @property
+    def proven(self) -> Path:
+        """A symbolic link to the version that was healthy last: what ends an activation that nobody ended runs from there."""
+        return self.opt / "proven"
+
+    @property
+    def activation(self) -> Path:
+        """What a running activation replaces: copies, and the journal that says where they belong."""
+        return self.etc / "activation"
+
+    @property
+    def activation_journal(self) -> Path:
+        return self.activation / "journal.json"
+
+    @property
+    def activation_lock(self) -> Path:
+        """Held by whoever changes what runs here."""
+        return self.etc / "activation.lock"
+
     def version(self, version: str) -> Path:
         """Where a version of the runtime is installed."""
         return self.opt / version

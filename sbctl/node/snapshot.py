@@ -14,6 +14,7 @@ __all__ = [
     "EngineState",
     "HostFacts",
     "HostMarker",
+    "LeaseState",
     "NodePathsState",
     "NodeSnapshot",
     "PythonFact",
@@ -57,6 +58,17 @@ class HostMarker(_Fact):
     host: str = Field(max_length=128)
 
 
+class LeaseState(_Fact):
+    """Who changes the host at this moment. Times of the host: `since` for reading, `ends_in_s` unless the lease is renewed."""
+
+    owner: str = Field(max_length=256)
+    purpose: str = Field(default="", max_length=256)
+    lineage: str = Field(default="", max_length=256)
+    run: str = Field(default="", max_length=256)
+    since: str = Field(default="", max_length=40)
+    ends_in_s: float = Field(default=0.0, ge=0)
+
+
 class NodePathsState(_Fact):
     etc: str
     state: str
@@ -72,7 +84,7 @@ class DiskState(_Fact):
 
 
 class RuntimeState(_Fact):
-    """`config_sha256`, `trust_digest`, `unit_sha256` are of the files as they stand; None when missing."""
+    """`config_sha256`, `trust_digest`, `unit_sha256` (all units together) are of the files as they stand; None when missing."""
 
     installed_versions: tuple[str, ...] = ()
     current_version: str | None = None
@@ -87,7 +99,7 @@ class RuntimeState(_Fact):
     version_running: str | None = None
     started_by_hand: bool = False
     changing: bool = False
-    """A bundle is being applied or cleared right now: what it holds is about to be another."""
+    """A bundle is being applied or cleared, or an activation is not ended yet: what the host holds is about to be another."""
     admin_url: str | None = None
     http_url: str | None = None
 
@@ -146,6 +158,8 @@ class NodeSnapshot(_Fact):
     """Whether the node interface answered; before that only `host`, `marker`, `paths`, `disk` and installed versions are known."""
     host: HostFacts = HostFacts.model_construct()
     marker: HostMarker | None = None
+    lease: LeaseState | None = None
+    """None: nobody changes the host now."""
     paths: NodePathsState | None = None
     disk: DiskState = DiskState.model_construct()
     runtime: RuntimeState = RuntimeState.model_construct()

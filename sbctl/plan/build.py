@@ -250,6 +250,10 @@ def _removes_every_deployment(inputs: PlanInputs, selection: Selection) -> bool:
 
 
 def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
+    for host, snapshot in sorted(inputs.snapshots.items()):
+        lease = snapshot.lease if snapshot is not None else None
+        if lease is not None:
+            yield f"host {host} is being changed by {lease.owner} ({lease.purpose}) since {lease.since}"
     yield from _idle_protection(inputs)
     if not inputs.refresh and inputs.mode != "against":
         yield "hosts were not asked (--no-refresh): what changed on them is not seen, and nothing can be applied"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ __all__ = [
     "BootstrapWorker",
     "compose_command",
     "compose_facts",
+    "compose_lease_holder",
     "compose_worker",
     "new_marker",
     "read_answer",
@@ -47,13 +48,21 @@ FACTS: Final = "facts"
 
 _STATUS_WAIT_S: Final = 2.0
 
-_FACTS_MODULES: Final = ("sbctl.node.paths", "sbctl.node.facts")
+_FACTS_MODULES: Final = ("sbctl.node.paths", "sbctl.node.lease_file", "sbctl.node.facts")
 _COMMAND_MODULES: Final = (
     "sbctl.base.errors",
     "sbctl.base.fs",
     "sbctl.base.flock",
     *_FACTS_MODULES,
     "sbctl.remote.bootstrap_script",
+)
+
+_LEASE_MODULES: Final = (
+    "sbctl.base.errors",
+    "sbctl.base.fs",
+    "sbctl.node.paths",
+    "sbctl.node.lease_file",
+    "sbctl.node.lease_holder",
 )
 
 _LOADER: Final = """\
@@ -98,6 +107,12 @@ def compose_worker(marker: str) -> bytes:
     return b"%d\n%s" % (len(text), text)
 
 
+def compose_lease_holder(marker: str) -> bytes:
+    """The program text for WORKER_PROGRAM that holds a host's lease, its length before it."""
+    text = _compose(_LEASE_MODULES, "serve", ascii(marker))
+    return b"%d\n%s" % (len(text), text)
+
+
 def compose_command(command: str, params: Mapping[str, Any]) -> bytes:
     """One command for a worker."""
     return json.dumps({**params, "command": command}).encode("ascii") + b"\n"
@@ -138,15 +153,24 @@ def _parse(text: bytes, place: str) -> Mapping[str, Any] | SbctlError:
 class BootstrapWorker:
     """An interpreter on the host that waits for commands. One user at a time; after any exception but an answered error it is closed."""
 
-    def __init__(self, channel: Channel, marker: str, *, place: str, clock: Clock, deadline_s: float) -> None:
-        """`channel` runs WORKER_PROGRAM. Raises ChannelBroken."""
+    def __init__(
+        self,
+        channel: Channel,
+        marker: str,
+        *,
+        place: str,
+        clock: Clock,
+        deadline_s: float,
+        compose: Callable[[str], bytes] = compose_worker,
+    ) -> None:
+        """`channel` runs WORKER_PROGRAM, which gets what `compose` makes of the marker. Raises ChannelBroken."""
         self._channel = channel
         self._marker = marker
         self._place = place
         self._clock = clock
         self._buffer = bytearray()
         self.open = True
-        self._send(compose_worker(marker), deadline_s)
+        self._send(compose(marker), deadline_s)
 
     def ask(self, command: str, params: Mapping[str, Any], *, deadline_s: float) -> Mapping[str, Any]:
         """The result. Raises the error the host answers, or ChannelBroken."""

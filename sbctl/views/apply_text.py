@@ -38,6 +38,7 @@ _STATUS_STYLES: Final = {
     "partial": "yellow",
     "failed": "bold red",
     "stale": "yellow",
+    "leased": "yellow",
     "unreachable": "yellow",
     "unknown": "bold yellow",
     "interrupted": "yellow",

@@ -26,8 +26,9 @@ from typing import Any, Literal, TypeVar
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.digests import sha256_file
-from sbctl.base.errors import HostError, SbctlError, UnreachableError
+from sbctl.base.errors import HostError, LockedError, SbctlError, UnreachableError
 from sbctl.base.secret import Secret
+from sbctl.node.lease import LeaseClaim
 from sbctl.node.snapshot import HostFacts, NodeSnapshot
 from sbctl.provider import Progress
 from tests.simulators.sim_host import DEFAULT_FACTS, SimHost
@@ -102,6 +103,10 @@ class FleetSimulator:
         self.sessions: list[SimSession] = []
         self.before_call: Callable[[], None] = lambda: None
         """Runs before every call; a test that simulates the death of the control side raises here."""
+        self.leases: dict[str, LeaseClaim] = {}
+        """Who holds which host; a test puts another operator's claim in."""
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Runs after every pause of who waits for a lease."""
         self._lock = threading.Lock()
 
     def add(self, name: str, *, facts: HostFacts = DEFAULT_FACTS, bootstrapped: bool = False) -> SimHost:
@@ -187,6 +192,7 @@ class SimSession:
         self.closed = False
         self._fleet = fleet
         self._busy = threading.Lock()
+        self._claim: LeaseClaim | None = None
 
     def snapshot(self, deadline_s: float) -> NodeSnapshot:
         del deadline_s
@@ -220,8 +226,24 @@ class SimSession:
 
         self._through(Call(self.host, "put", {"sha256": sha256}), work)
 
+    def take_lease(self, claim: LeaseClaim, *, wait_s: float, deadline_s: float, cancelled: Callable[[], bool]) -> None:
+        del deadline_s
+        end_s = self._fleet.clock.monotonic_s() + wait_s
+        self._fleet.require_reachable(self.host)
+        if self.closed:
+            raise UnreachableError("host.unreachable", "this session is closed", place=self.host)
+        while (holder := self._fleet.leases.setdefault(self.host, claim)).run != claim.run:
+            if self._fleet.clock.monotonic_s() >= end_s or cancelled():
+                raise LockedError("host.leased", f"{holder.owner} is changing this host ({holder.purpose})")
+            self._fleet.clock.sleep_s(0.5)
+            self._fleet.while_waiting()
+        self._claim = claim
+
     def close(self) -> None:
         self.closed = True
+        if self._claim is not None and self._fleet.leases.get(self.host) == self._claim:
+            del self._fleet.leases[self.host]
+        self._claim = None
 
     def _through(self, call: Call, work: Callable[[], _T]) -> _T:
         assert self._busy.acquire(blocking=False), f"two threads use one session of {self.host}"
