@@ -11,6 +11,12 @@ GIB: Final = 1024 * MIB
 # Input documents
 CONFIG_MAX_BYTES: Final = 1 * MIB
 CONFIG_MAX_DEPTH: Final = 64
+INCLUDE_MAX_FILES: Final = 1000
+INCLUDE_MAX_BYTES: Final = 8 * MIB
+"""Of sb.yml and all that it includes."""
+INCLUDE_MAX_DEPTH: Final = 8
+HOST_LOCK_MAX_BYTES: Final = 8 * MIB
+KNOWN_HOSTS_MAX_BYTES: Final = 16 * MIB
 CATALOG_MAX_BYTES: Final = 4 * MIB
 CATALOG_MAX_MODELS: Final = 1024
 CATALOG_MAX_VARIANTS: Final = 128
@@ -21,6 +27,11 @@ BUNDLE_MAX_BYTES: Final = 512 * KIB
 STATE_DOCUMENT_MAX_BYTES: Final = 64 * MIB
 STATE_SNAPSHOTS_KEPT: Final = 200
 """Serials whose snapshot and journal stay; a line of history stays for every serial."""
+SHARED_HISTORY_LINES: Final = 500
+"""Newest lines of history in a shared document."""
+SHARED_SNAPSHOTS: Final = 8
+"""Newest serials that a shared document keeps whole: the current one, and what a rollback goes to."""
+SHARED_WRITE_EVERY_S: Final = 20.0
 PLAN_MAX_BYTES: Final = 64 * MIB
 PACK_MANIFEST_MAX_BYTES: Final = 16 * MIB
 JSON_MAX_DEPTH: Final = 64
@@ -44,6 +55,9 @@ SSH_UNANSWERED_S: Final = 45
 """After so long without an acknowledgement of what was sent, keepalives too, the network is taken for cut."""
 REMOTE_OUTPUT_MAX_BYTES: Final = 1 * MIB
 CONNECT_MAX_PARALLEL: Final = 16
+SSH_HANDSHAKES_MAX: Final = 10
+"""SSH connections that may be starting at once: an sshd, a shared jump most of all, drops starts beyond its MaxStartups (10)."""
+SSH_CONFIG_MAX_BYTES: Final = 256 * KIB
 
 # Runtime HTTP
 HTTP_HEADER_MAX_BYTES: Final = 16 * KIB

@@ -8,7 +8,7 @@ is on gpu-a, and `*` is everything. No pattern takes more than a few passes over
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -17,9 +17,10 @@ from sbctl.base.errors import InputError
 from sbctl.base.ids import KINDS, Address
 from sbctl.base.suggest import did_you_mean
 
-__all__ = ["AddressPattern", "NamePattern", "any_of", "number_ranges"]
+__all__ = ["AddressPattern", "NamePattern", "any_of", "matches_wildcard", "number_ranges"]
 
 _TOKEN_RE: Final = re.compile(r"\*+|\?|\[[^\[\]]*\]|[^*?\[\]]+")
+_WILDCARD_RE: Final = re.compile(r"\*+|\?|[^*?]+")
 _MAX_CHARS: Final = 400
 _MAX_TOKENS: Final = 64
 
@@ -97,15 +98,28 @@ class NamePattern:
 
     def matches(self, name: str) -> bool:
         """Whether the whole name is as the pattern says."""
-        places = {0}
-        for step in self._steps:
-            if step is _any:
-                places = set(range(min(places), len(name) + 1))
-            else:
-                places = {end for place in places for end in step(name, place)}
-            if not places:
-                return False
-        return len(name) in places
+        return _walk(self._steps, name)
+
+
+def _walk(steps: Iterable[_Ends], name: str) -> bool:
+    places = {0}
+    for step in steps:
+        if step is _any:
+            places = set(range(min(places), len(name) + 1))
+        else:
+            places = {end for place in places for end in step(name, place)}
+        if not places:
+            return False
+    return len(name) in places
+
+
+def matches_wildcard(pattern: str, text: str) -> bool:
+    """Whether the whole text is as a pattern says in which only `*` and `?` are special."""
+    if not set(pattern) & set("*?"):
+        return pattern == text
+    return _walk(
+        (_step(piece) if piece[0] in "*?" else _literal(piece) for piece in _WILDCARD_RE.findall(pattern)), text
+    )
 
 
 def _step(piece: str) -> _Ends:
