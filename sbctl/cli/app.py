@@ -11,6 +11,7 @@ from sbctl.cli.commands import (
     hosts,
     inspecting,
     keys,
+    packing,
     planning,
     running,
     state,
@@ -31,4 +32,5 @@ for group in (configuration, planning, applying, inspecting, running):
 app.add_typer(state.app, name="state", help="The recorded truth: look, repair, share.")
 app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by one.")
 app.add_typer(keys.app, name="key", help="Who may sign what should run.")
+app.add_typer(packing.app, name="pack", help="Everything a closed site needs, in one file.")
 app.add_typer(bundles.app, name="bundle", help="Signed desired state, as hosts get it.")

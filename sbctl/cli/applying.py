@@ -18,7 +18,7 @@ from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned
-from sbctl.cli.services import OperatorServices
+from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
 from sbctl.cli.signing import Signer
 from sbctl.cli.workspace import Workspace
 from sbctl.config.secrets import SecretResolver
@@ -187,7 +187,7 @@ def _carry_out(
     if found.config is not None:
         workspace.store.set_trust(dict(found.config.signers or {}), found.config.key_epoch)
     services = OperatorServices(
-        workspace.clock, signer, run.allocate_revision, _secret_resolver(workspace, found), workspace.environ
+        workspace.clock, signer, run.allocate_revision, _secret_resolver(workspace, found), _supplies(workspace)
     )
     options = ApplyOptions(
         lease=LeaseClaim(
@@ -219,6 +219,14 @@ def _carry_out(
             cancel=cancel,
             given_up=given_up,
         )
+
+
+def _supplies(workspace: Workspace) -> Supplies:
+    if workspace.pack is None:
+        return OnlineSupplies(operator_cache(), workspace.environ, workspace.clock)
+    from sbctl.pack.supplies import PackSupplies
+
+    return PackSupplies(workspace.pack, operator_cache(), workspace.file)
 
 
 class _Sessions:

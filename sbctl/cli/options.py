@@ -11,11 +11,13 @@ import typer
 from sbctl.base.errors import UsageError
 
 __all__ = [
+    "AcceptUnsigned",
     "AllowEmpty",
     "AllowUnreachable",
     "Exclude",
     "File",
     "Format",
+    "FromPack",
     "LockTimeout",
     "MaxBlastRadius",
     "OutputFormat",
@@ -30,6 +32,7 @@ __all__ = [
     "ReportFormatOption",
     "Target",
     "Yes",
+    "refuse_unsigned_alone",
     "refuse_without_meaning",
 ]
 
@@ -104,7 +107,20 @@ ReadersLockTimeout = Annotated[
         help="As for apply; who only reads never waits, so this counts only where --out begins a new fleet.",
     ),
 ]
+FromPack = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", metavar="PACK", help="Take wheels, engines and weights from this pack alone and fetch nothing."
+    ),
+]
+AcceptUnsigned = Annotated[bool, typer.Option("--unsigned", help="With --from: accept a pack that nobody signed.")]
 Yes = Annotated[bool, typer.Option("--yes", "--auto-approve", help="Do not ask.")]
+
+
+def refuse_unsigned_alone(pack: Path | None, *, unsigned: bool) -> None:
+    """Raises UsageError for `--unsigned` without `--from`."""
+    if unsigned and pack is None:
+        raise UsageError("usage", "--unsigned is about a pack, and there is none", next_step="sbctl apply --from PACK")
 
 
 def refuse_without_meaning(command: str, *, refresh: bool = True, replace: list[str] | None = None) -> None:

@@ -148,7 +148,12 @@ def planned(
             refresh=request.refresh,
             **_protection(workspace, request.mode, config),
         )
-        yield Planned(build_plan(inputs, PROVIDERS), inputs, observation, config)
+        plan = build_plan(inputs, PROVIDERS)
+        if workspace.pack is not None:
+            from sbctl.cli.packing import require_packed
+
+            require_packed(workspace.pack, workspace.file, plan, observation.snapshots)
+        yield Planned(plan, inputs, observation, config)
 
 
 class _Protection(TypedDict):

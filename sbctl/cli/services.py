@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from platformdirs import user_cache_dir
 
@@ -14,12 +14,13 @@ from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.pull import pull
 from sbctl.base.clock import Clock
+from sbctl.base.file_slice import ByteSource
 from sbctl.base.secret import Secret
 from sbctl.cli.signing import Signer
 from sbctl.provider import Progress
 from sbctl.remote.wheelhouse import Wheelhouse
 
-__all__ = ["OperatorServices", "operator_cache"]
+__all__ = ["OnlineSupplies", "OperatorServices", "Supplies", "operator_cache"]
 
 
 def operator_cache() -> Path:
@@ -27,23 +28,25 @@ def operator_cache() -> Path:
     return Path(user_cache_dir("sbctl")) / "operator"
 
 
-class OperatorServices:
-    """One of these serves all hosts of a run; hosts run in threads, so fetching the same thing twice is prevented by a lock a kind."""
+class Supplies(Protocol):
+    """Where wheels and weights come from; each method as in `sbctl.provider.Services`."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        signer: Signer,
-        allocate_revision: Callable[[str], int],
-        resolve_secret: Callable[[str], Secret],
-        environ: Mapping[str, str],
-    ) -> None:
-        self.clock = clock
-        self._signer = signer
-        self._allocate_revision = allocate_revision
-        self._resolve_secret = resolve_secret
-        self._wheelhouse = Wheelhouse(operator_cache(), environ)
-        self._artifacts = ArtifactCache(operator_cache() / "artifacts", clock)
+    def wheelhouse(self, arch: str, libc: str, python_version: str, progress: Progress) -> Mapping[str, Path]: ...
+
+    def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path: ...
+
+    def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, ByteSource]: ...
+
+
+class OnlineSupplies:
+    """From the package index and the sources of the weights, once, by way of the operator's cache.
+
+    Hosts run in threads, so fetching the same thing twice is prevented by a lock a kind.
+    """
+
+    def __init__(self, cache: Path, environ: Mapping[str, str], clock: Clock) -> None:
+        self._wheelhouse = Wheelhouse(cache, environ)
+        self._artifacts = ArtifactCache(cache / "artifacts", clock)
         self._wheels_lock = threading.Lock()
         self._artifacts_lock = threading.Lock()
 
@@ -62,6 +65,33 @@ class OperatorServices:
         with self._artifacts_lock:
             asyncio.run(pull(self._artifacts, artifact, progress=progress))
         return {file.sha256: self._artifacts.blob_path(file.sha256) for file in artifact.files}
+
+
+class OperatorServices:
+    """One of these serves all hosts of a run, which ask from threads of their own."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        signer: Signer,
+        allocate_revision: Callable[[str], int],
+        resolve_secret: Callable[[str], Secret],
+        supplies: Supplies,
+    ) -> None:
+        self.clock = clock
+        self._signer = signer
+        self._allocate_revision = allocate_revision
+        self._resolve_secret = resolve_secret
+        self._supplies = supplies
+
+    def wheelhouse(self, arch: str, libc: str, python_version: str, progress: Progress) -> Mapping[str, Path]:
+        return self._supplies.wheelhouse(arch, libc, python_version, progress)
+
+    def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
+        return self._supplies.engine_wheel(project, version, filename, sha256, progress)
+
+    def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, ByteSource]:
+        return self._supplies.artifact_files(facts, progress)
 
     def sign(self, payload_type: str, payload: bytes) -> str:
         return self._signer.sign(payload_type, payload)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.errors import InputError
@@ -19,6 +20,9 @@ from sbctl.state.model import StateView
 from sbctl.state.store import StateStore
 from sbctl.trust.keys import SigningKey
 
+if TYPE_CHECKING:
+    from sbctl.pack.reader import Pack
+
 __all__ = ["Workspace"]
 
 
@@ -29,6 +33,8 @@ class Workspace:
     file: Path
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     clock: Clock = SYSTEM_CLOCK
+    pack: Pack | None = None
+    """Where wheels, engines and weights come from in a closed site; nothing is fetched then."""
 
     @cached_property
     def store(self) -> StateStore:
@@ -85,8 +91,9 @@ class Workspace:
 
     @cached_property
     def config(self) -> CompiledConfig:
-        """`loaded` with lineage and signers filled in."""
-        return self.with_signers(self.loaded)
+        """`loaded` with lineage and signers filled in; with a pack, no host fetches anything itself."""
+        config = self.with_signers(self.loaded)
+        return config if self.pack is None else config.pushed()
 
     def with_signers(self, loaded: CompiledConfig) -> CompiledConfig:
         """Declared signers win over recorded ones; a changed set starts the next key epoch."""

@@ -6,7 +6,7 @@ Merge order: host over group over `fleet.defaults` over the global block. Secret
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sbctl.artifacts.model import ArtifactFacts, Delivery
@@ -116,3 +116,11 @@ class CompiledConfig:
     """Of the signer set; filled in like `lineage`. So is `signers` when sb.yml does not declare it."""
     inline_secrets: Mapping[str, Secret] = field(default_factory=dict, repr=False, compare=False)
     """Values written in sb.yml itself, by their `inline:` reference; in memory only."""
+
+    def pushed(self) -> CompiledConfig:
+        """The same configuration where no host fetches anything itself, whatever its `delivery` says."""
+        hosts: dict[str, CompiledHost] = {}
+        for name, host in self.hosts.items():
+            deployments = {key: replace(each, delivery="push") for key, each in host.deployments.items()}
+            hosts[name] = replace(host, delivery="push", deployments=deployments)
+        return replace(self, hosts=hosts)

@@ -10,10 +10,12 @@ import typer
 
 from sbctl.base.errors import ExitCode, UsageError
 from sbctl.cli.options import (
+    AcceptUnsigned,
     AllowEmpty,
     AllowUnreachable,
     Exclude,
     File,
+    FromPack,
     LockTimeout,
     MaxBlastRadius,
     Parallelism,
@@ -23,6 +25,7 @@ from sbctl.cli.options import (
     ReportFormatOption,
     Target,
     Yes,
+    refuse_unsigned_alone,
     refuse_without_meaning,
 )
 
@@ -60,6 +63,8 @@ def apply(
     fail_fast: FailFast = False,
     parallelism: Parallelism = 10,
     lock_timeout: LockTimeout = 0.0,
+    from_pack: FromPack = None,
+    unsigned: AcceptUnsigned = False,
 ) -> int:
     """Plan, ask, and make it so. With PLAN: exactly the saved plan, without asking, or exit 5 when anything moved."""
     from sbctl.cli.applying import ApplyRequest, open_saved_plan
@@ -67,7 +72,12 @@ def apply(
     from sbctl.cli.workspace import Workspace
 
     refuse_without_meaning("apply", refresh=refresh)
+    refuse_unsigned_alone(from_pack, unsigned=unsigned)
     workspace = Workspace(file)
+    if from_pack is not None:
+        from sbctl.cli.packing import open_for
+
+        workspace = open_for(workspace, from_pack, accept_unsigned=unsigned)
     if plan_file is None:
         request = PlanRequest(
             mode="apply",

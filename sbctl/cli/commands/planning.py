@@ -9,10 +9,12 @@ import typer
 
 from sbctl.base.errors import ExitCode, UsageError
 from sbctl.cli.options import (
+    AcceptUnsigned,
     AllowEmpty,
     AllowUnreachable,
     Exclude,
     File,
+    FromPack,
     MaxBlastRadius,
     Parallelism,
     PlanFormat,
@@ -21,6 +23,7 @@ from sbctl.cli.options import (
     Refresh,
     Replace,
     Target,
+    refuse_unsigned_alone,
     refuse_without_meaning,
 )
 
@@ -51,6 +54,8 @@ def plan(
     allow_empty: AllowEmpty = False,
     parallelism: Parallelism = 10,
     lock_timeout: ReadersLockTimeout = 0.0,
+    from_pack: FromPack = None,
+    unsigned: AcceptUnsigned = False,
     yes: Annotated[
         bool,
         typer.Option("--yes", "--auto-approve", help="Make a signing key for --out when the fleet has none."),
@@ -63,8 +68,13 @@ def plan(
     from sbctl.views.plan import print_plan
     from sbctl.views.validation import print_notes
 
+    refuse_unsigned_alone(from_pack, unsigned=unsigned)
     workspace = Workspace(file)
     limits = limits_of(max_blast_radius, allow_empty=allow_empty)
+    if from_pack is not None:
+        from sbctl.cli.packing import open_for
+
+        workspace = open_for(workspace, from_pack, accept_unsigned=unsigned)
     if against is not None:
         if out is not None or target or exclude or replace:
             raise UsageError(
