@@ -114,6 +114,9 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
         for name, remedy in _SSH_LATER.items():
             if getattr(ssh, name) is not None:
                 refuse((*where, "ssh", name), f"ssh.{name} is not in this version of sbctl", remedy)
+        if where and getattr(ssh, "host_keys") is not None:  # noqa: B009
+            span = document.key_span(("fleet", *where, "ssh", "host_keys"))
+            report.add("config.rule", "host_keys is one file for the fleet", span, notes=("write it under fleet.ssh",))
         if "authority" in (getattr(layer, "roles", None) or ()):
             refuse(
                 (*where, "roles"),
@@ -126,5 +129,4 @@ _SSH_LATER: Final = {
     "become": "log in as root, or as the user that shall own the runtime",
     "jump": "run sbctl where the host can be reached",
     "jumps": "run sbctl where the hosts can be reached",
-    "host_keys": "pin each key as host_key of its host",
 }

@@ -32,6 +32,7 @@ from sbctl.config.interpolate import Variables, variables_in
 from sbctl.config.layers import View, merged
 from sbctl.config.meaning import host_meaning, keys_meaning, served_meaning
 from sbctl.config.models import ProxyModel
+from sbctl.config.pins import PinBook, open_pin_book
 from sbctl.config.scalars import Scalar
 from sbctl.config.secrets import REFERENCE_PREFIXES, SecretSources, secret_ref
 from sbctl.trust.bundle import ApiKeyEntry
@@ -57,6 +58,7 @@ class Compilation:
     report: Report
     environ: Mapping[str, str]
     keyed: Callable[[bytes], str] | None
+    require_pins: bool = True
     inline: dict[str, Secret] = field(default_factory=dict)
     views: dict[object, HostView | None] = field(default_factory=dict)
     names: dict[tuple[Path, ...], frozenset[str]] = field(default_factory=dict)
@@ -72,10 +74,12 @@ class Compilation:
         builder = HostViewBuilder(self.document, self.report, tuple(fleet.accept_unenforced))
         if not checked.whole:
             builder.build((), Variables((self._all_variables(), self.environ)))
-            host_settings(self.report, self.document, fleet)
+            host_settings(self.report, self.document, fleet, self._pins(fleet))
             self.report.raise_errors()
         self.api_keys = {name: ApiKeyEntry(**dict(key)) for name, key in fleet.api_keys.items()}
-        settings = host_settings(self.report, self.document, fleet)
+        book = self._pins(fleet)
+        settings = host_settings(self.report, self.document, fleet, book)
+        book.note_unused()
         self._unused_groups(builder, fleet, settings)
         hosts: dict[str, CompiledHost] = {}
         for host in settings:
@@ -87,6 +91,9 @@ class Compilation:
         self.report.raise_errors()
         self._refuse_open_endpoints(hosts, fleet)
         return self._config(fleet, hosts, secrets, seen)
+
+    def _pins(self, fleet: FleetModel) -> PinBook:
+        return open_pin_book(self.report, self.document, fleet, required=self.require_pins)
 
     def _all_variables(self) -> dict[str, Scalar]:
         """Every variable that any host sets: enough to check the rest of a file whose fleet block has errors."""

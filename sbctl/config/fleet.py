@@ -154,7 +154,9 @@ class SshModel(Block):
     become: Any = Field(default=None, description="Another user for the work; not in this version.")
     jump: Any = Field(default=None, description="A host in between; not in this version.")
     jumps: Any = Field(default=None, description="Hosts in between; not in this version.")
-    host_keys: Any = Field(default=None, description="A file of pinned host keys; not in this version.")
+    host_keys: FilePath | None = Field(
+        default=None, description="File of pinned host keys; only in fleet.ssh. Unset: sb.hosts.lock beside this file."
+    )
 
 
 class OverlayModel(Block):
@@ -191,7 +193,8 @@ class HostModel(OverlayModel):
     address: AddressRange = Field(description="How SSH reaches the host; local is this machine. Ranges as in the name.")
     group: Id | None = Field(default=None, description="Group whose settings it takes.")
     host_key: HostKey | Items[HostKey] | None = Field(
-        default=None, description="Its pinned SSH key: SHA256:… or a public key line; a list for a range of hosts."
+        default=None,
+        description="Its pinned SSH key: SHA256:… or a public key line; a list for a range of hosts. Unset: as sb.hosts.lock has it.",
     )
     data_address: HostAddress | None = Field(
         default=None, description="How clients and peers reach it. Unset: address."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Final
 
@@ -16,6 +16,7 @@ from sbctl.base.ids import RESERVED_SCOPES, is_id
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
 from sbctl.config.fleet import FleetModel, HostModel, OverlayModel, SshModel
+from sbctl.config.pins import PinBook
 from sbctl.config.scalars import Scalar
 
 __all__ = ["DEFAULT_ROLES", "LOCAL_HOST", "HostSettings", "expand_ranges", "host_settings"]
@@ -71,7 +72,7 @@ def _numbers(text: str) -> Iterator[str]:
             yield str(number).zfill(width)
 
 
-def host_settings(report: Report, document: Document, fleet: FleetModel) -> list[HostSettings]:
+def host_settings(report: Report, document: Document, fleet: FleetModel, book: PinBook) -> list[HostSettings]:
     """Every host, in file order; the one host `local` when `fleet.hosts` is absent."""
     if fleet.hosts is None:
         return [_settings(LOCAL_HOST, Connection("local"), fleet, None, data_address="", span=None)]
@@ -84,7 +85,10 @@ def host_settings(report: Report, document: Document, fleet: FleetModel) -> list
         for name, address, key in _members(report, document, path, pattern, host):
             if not _name_is_free(report, name, span, seen):
                 continue
-            connection = _connection(report, document, path, fleet, host, address=address, host_key=key)
+            connection = _connection(document, fleet, host, address)
+            if connection.kind == "ssh":
+                pins = book.pins(name, path, (key,) if key else ())
+                connection = replace(connection, host_keys=pins)
             place = (connection.kind, connection.address, connection.port)
             if place in reached:
                 message = f'host "{name}" has the address of host "{reached[place]}"'
@@ -152,19 +156,10 @@ def _ssh(fleet: FleetModel, host: HostModel) -> SshModel:
     return SshModel.model_construct(None, **values)
 
 
-def _connection(
-    report: Report, document: Document, path: Path, fleet: FleetModel, host: HostModel, *, address: str, host_key: str
-) -> Connection:
+def _connection(document: Document, fleet: FleetModel, host: HostModel, address: str) -> Connection:
+    """Without the pins."""
     if address == "local":
         return Connection("local")
-    if not host_key:
-        name = path[-1]
-        report.add(
-            "config.missing_host_key",
-            f'host "{name}" has no pinned host key, so nobody could tell it from another machine',
-            document.key_span(path),
-            notes=(f"ssh-keyscan -t ed25519 {address} | ssh-keygen -lf - prints it; compare it on the host's console",),
-        )
     ssh = _ssh(fleet, host)
     identity = ssh.identity_file or ""
     if identity and not identity.startswith(("/", "~")):
@@ -174,7 +169,6 @@ def _connection(
         address=address,
         port=ssh.port or 22,
         user=ssh.user or "root",
-        host_keys=(host_key,) if host_key else (),
         identity_file=identity,
     )
 

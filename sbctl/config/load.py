@@ -29,17 +29,23 @@ def load(
     *,
     environ: Mapping[str, str],
     keyed: Callable[[bytes], str] | None = None,
+    require_pins: bool = True,
 ) -> CompiledConfig:
     """Read and compile sb.yml.
 
     `environ` feeds `${…}` and `env:`; `keyed` turns a secret into the fingerprint that plans keep (16 hex), None leaves them out.
+    Without `require_pins` a host may lack a pinned key: for who lists hosts or pins them, never for who connects.
     Raises InputError `file.*`, ConfigError with every finding of the file, RefusedError `config.open_endpoint`.
     """
-    return load_document(read_yaml(path), environ=environ, keyed=keyed)
+    return load_document(read_yaml(path), environ=environ, keyed=keyed, require_pins=require_pins)
 
 
 def load_document(
-    document: Document, *, environ: Mapping[str, str], keyed: Callable[[bytes], str] | None = None
+    document: Document,
+    *,
+    environ: Mapping[str, str],
+    keyed: Callable[[bytes], str] | None = None,
+    require_pins: bool = True,
 ) -> CompiledConfig:
     """`load` for a document that was read already."""
     report = Report()
@@ -56,7 +62,7 @@ def load_document(
         if "fleet" in document.value
         else Checked(FleetModel.model_construct(), whole=True)
     )
-    return Compilation(document, report, environ, keyed).run(shape, fleet)
+    return Compilation(document, report, environ, keyed, require_pins).run(shape, fleet)
 
 
 def _top_level(report: Report, document: Document, environ: Mapping[str, str]) -> FileShape:

@@ -117,7 +117,7 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         ("fleet: {update: {max_unavailable: 1}}\n" + proxy(), "config.not_available", "rolling updates"),
         ("fleet: {ssh: {jump: b}}\n" + proxy(), "config.not_available", "ssh.jump"),
         ("fleet: {ssh: {become: sudo}}\n" + proxy(), "config.not_available", "ssh.become"),
-        ("fleet: {ssh: {host_keys: f}}\n" + proxy(), "config.not_available", "ssh.host_keys"),
+        ("fleet: {defaults: {ssh: {host_keys: f}}}\n" + proxy(), "config.rule", "one file for the fleet"),
         ("fleet: {hosts: {a: {address: local, ssh: {jumps: {}}}}}\n" + proxy(), "config.not_available", "ssh.jumps"),
         ("fleet: {groups: {a: {roles: [authority]}}}\n" + proxy(), "config.not_available", "role authority"),
         (
