@@ -2,7 +2,7 @@
 
     run_started
       host_started ─► [step_started ─► step_progress* ─► step_finished]* ─► change_done | change_failed | change_skipped ─► host_finished
-    heartbeat (after ten seconds without other news), cancel_requested
+    heartbeat (after ten seconds without other news), rollout_paused (between batches of hosts), cancel_requested
     run_finished
 
 Events of one host come in this order; those of different hosts interleave. `sequence` has no gaps. Events inform: nothing decides by them.
@@ -32,6 +32,7 @@ __all__ = [
     "HostFinished",
     "HostStarted",
     "MultiSink",
+    "RolloutPaused",
     "RunFinished",
     "RunStarted",
     "RunningNow",
@@ -171,6 +172,15 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutPaused:
+    """The next batch of hosts starts after `seconds`, as `fleet.update.pause_secs` asks; `waiting` hosts are not begun."""
+
+    type: ClassVar[str] = "rollout_paused"
+    seconds: float
+    waiting: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     type: ClassVar[str] = "run_finished"
     serial: int
@@ -194,6 +204,7 @@ Event = (
     | HostFinished
     | Heartbeat
     | CancelRequested
+    | RolloutPaused
     | RunFinished
 )
 

@@ -1,39 +1,31 @@
-"""Carrying a plan out: the walk over hosts.
-
-The calling thread starts host threads, at most `parallelism` at a time, and waits for their messages; so signals reach it at once and
-heartbeats need no thread of their own. Host threads are daemons: a call that hangs after a hard stop cannot hold the process.
-"""
+"""Carrying a plan out: what is set up before the walk over hosts, and the books that are closed after it."""
 
 from __future__ import annotations
 
 import os
-import queue
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Literal
 
 from sbctl.apply.board import Board
 from sbctl.apply.cancellation import Cancellation
 from sbctl.apply.crash_points import CrashPoints
 from sbctl.apply.emitter import Emitter
-from sbctl.apply.events import CancelRequested, EventSink, RunFinished, RunStarted
+from sbctl.apply.events import EventSink, RunFinished, RunStarted
 from sbctl.apply.host_chain import HostChain
 from sbctl.apply.journal import GuardedJournal, JournalFailedError, RunJournal
 from sbctl.apply.outcome import ApplyOptions, ApplyResult, ChangeResult, HostResult, RunStatus
-from sbctl.apply.schedule import refuse_blocked, units_by_host
+from sbctl.apply.rollout import Rollout
+from sbctl.apply.schedule import goes_out, hosts_needed, refuse_blocked, units_by_host
 from sbctl.apply.steps import RunContext
 from sbctl.apply.verify import Verifier
+from sbctl.apply.walk import Walk
 from sbctl.base.errors import ExitCode, InterruptedBySignal
 from sbctl.base.truths import Recorded
 from sbctl.plan.model import Change, Plan
 from sbctl.provider import NodeSession, Provider, Services
 
 __all__ = ["execute"]
-
-_TICK_S: Final = 0.25
-"""How often the walk looks for a heartbeat; messages wake it at once."""
 
 
 def execute(
@@ -62,7 +54,10 @@ def execute(
     emitter = Emitter(sink, clock)
     verifier = Verifier(plan, providers)
     context = RunContext(providers, services, options, journal, verifier, board, emitter, cancel, clock)
-    chains = {host: HostChain(host, units, context) for host, units in units_by_host(plan).items()}
+    units = units_by_host(plan)
+    chains = {host: HostChain(host, listed, context) for host, listed in units.items()}
+    outs = [host for host, listed in units.items() if goes_out(listed)]
+    rollout = Rollout(options.update, outs, fleet_size=len(plan.hosts))
     emitter.emit(
         RunStarted(
             serial=journal.serial,
@@ -76,7 +71,7 @@ def execute(
         for recorded in given_up:
             if not recorded.pending_delete:
                 journal.record(replace(recorded, pending_delete=True))
-        _Walk(chains, context).run()
+        Walk(chains, hosts_needed(units), rollout, context).run()
     except JournalFailedError as failure:
         board.journal_error = failure.error
         for chain in chains.values():
@@ -84,87 +79,6 @@ def execute(
     finally:
         board.drop_all_sessions()
     return _conclude(plan, chains, context)
-
-
-class _Walk:
-    """Starts host threads and receives their messages until every chain is finished, or a hard stop gives them up."""
-
-    def __init__(self, chains: Mapping[str, HostChain], context: RunContext) -> None:
-        self._context = context
-        self._waiting = deque(chains.values())
-        self._parked: list[HostChain] = []
-        self._running: set[str] = set()
-        self._inbox: queue.SimpleQueue[tuple[HostChain, bool, BaseException | None] | None] = queue.SimpleQueue()
-        self._requests_told = 0
-        self._give_up_s: float | None = None
-
-    def run(self) -> None:
-        stop_listening = self._context.cancel.listen(lambda: self._inbox.put(None))
-        try:
-            while self._waiting or self._running or self._parked:
-                self._start()
-                if not self._running:
-                    self._release_parked()
-                    continue
-                self._receive()
-                self._tell_requests()
-                if self._given_up():
-                    self._context.journal.shut()
-                    return
-        finally:
-            stop_listening()
-
-    def _start(self) -> None:
-        while self._waiting and len(self._running) < max(1, self._context.options.parallelism):
-            chain = self._waiting.popleft()
-            self._running.add(chain.host)
-            threading.Thread(target=self._work, args=(chain,), name=f"sbctl-apply-{chain.host}", daemon=True).start()
-
-    def _work(self, chain: HostChain) -> None:
-        try:
-            finished = chain.advance()
-        except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
-            self._inbox.put((chain, True, error))
-        else:
-            self._inbox.put((chain, finished, None))
-
-    def _receive(self) -> None:
-        try:
-            message = self._inbox.get(timeout=_TICK_S)
-        except queue.Empty:
-            self._context.emitter.beat(self._context.options.heartbeat_s)
-            return
-        if message is None:
-            return
-        chain, finished, error = message
-        if error is not None:
-            raise error
-        self._running.discard(chain.host)
-        if not finished:
-            self._parked.append(chain)
-        else:
-            # what a parked host waited for may be settled now
-            self._waiting.extend(self._parked)
-            self._parked.clear()
-
-    def _release_parked(self) -> None:
-        """Nobody runs who could end their waiting: the plan's edges go in a circle."""
-        for chain in self._parked:
-            chain.give_up("it waits for a change on another host that waits for this one")
-        self._parked.clear()
-
-    def _tell_requests(self) -> None:
-        cancel = self._context.cancel
-        while self._requests_told < min(cancel.requests, 2):
-            self._requests_told += 1
-            hard = self._requests_told > 1
-            self._context.emitter.emit(CancelRequested(cancel.signal_name or "", hard))
-            if hard:
-                self._give_up_s = self._context.clock.monotonic_s() + self._context.options.hard_stop_wait_s
-                self._context.board.drop_all_sessions()
-
-    def _given_up(self) -> bool:
-        return self._give_up_s is not None and self._context.clock.monotonic_s() >= self._give_up_s
 
 
 def _conclude(plan: Plan, chains: Mapping[str, HostChain], context: RunContext) -> ApplyResult:

@@ -28,6 +28,7 @@ from sbctl.base.errors import (
 )
 from sbctl.base.ids import Address
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
+from sbctl.base.update_policy import UpdatePolicy
 from sbctl.node.lease import LeaseClaim
 from sbctl.plan.model import Action, PlanMode
 
@@ -78,6 +79,8 @@ class ApplyOptions:
     """What every host is claimed with before its first change; None: hosts are not leased."""
     lease_wait_s: float = 0.0
     """How long another operator's lease is waited for."""
+    update: UpdatePolicy | None = None
+    """How the run rolls over hosts; None: all at once, as far as `parallelism` goes."""
     hard_stop_wait_s: float = 5.0
     """After the second signal: how long running calls may take to notice that their session is closed."""
 

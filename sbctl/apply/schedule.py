@@ -6,15 +6,15 @@ a unit that stands on a unit of another host waits for it without holding a thre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sbctl.base.errors import RefusedError
 from sbctl.base.ids import Address
-from sbctl.plan.model import Change, Plan
+from sbctl.plan.model import BlastRadius, Change, Plan
 from sbctl.plan.order import execution_graph
 
-__all__ = ["Unit", "refuse_blocked", "units_by_host"]
+__all__ = ["Unit", "goes_out", "hosts_needed", "refuse_blocked", "units_by_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +83,17 @@ def units_by_host(plan: Plan) -> Mapping[str, tuple[Unit, ...]]:
         unit = Unit(change, tuple(members.get(address, ())), tuple(kept.get(address, ())), elsewhere)
         units.setdefault(change.host, []).append(unit)
     return {host: tuple(listed) for host, listed in units.items()}
+
+
+def goes_out(units: Iterable[Unit]) -> bool:
+    """Whether users of the host may notice its changes: one of them restarts something or breaks something."""
+    return any(row.blast_radius >= BlastRadius.RESTART for unit in units for row in unit.rows)
+
+
+def hosts_needed(units: Mapping[str, tuple[Unit, ...]]) -> Mapping[str, frozenset[str]]:
+    """Host → the other hosts that a change of it waits for."""
+    home = {row.address: host for host, listed in units.items() for unit in listed for row in unit.rows}
+    return {
+        host: frozenset(home[address] for unit in listed for address in unit.after if address in home) - {host}
+        for host, listed in units.items()
+    }

@@ -13,6 +13,7 @@ from sbctl.apply.events import (
     Heartbeat,
     HostFinished,
     HostStarted,
+    RolloutPaused,
     RunFinished,
     RunStarted,
     Stamped,
@@ -91,10 +92,17 @@ def _line(event: Event) -> str | None:
             return f"{event.signal}: running steps finish, nothing new starts; once more stops at once"
         case CancelRequested():
             return f"{event.signal}: stopping at once; the next apply reads the hosts first"
+        case RolloutPaused():
+            return f"paused {format_duration_s(event.seconds)} (fleet.update.pause_secs); then {_some(event.waiting)}"
         case RunFinished():
             return f"{event.status} in {format_duration_s(event.duration_s)}: {count_words(dict(event.counts)) or 'nothing to do'}"
         case _:
             return None
+
+
+def _some(hosts: tuple[str, ...]) -> str:
+    more = f" and {plural(len(hosts) - 3, 'more host')}" if len(hosts) > 3 else ""
+    return f"{', '.join(hosts[:3])}{more}"
 
 
 def _finished_word(event: HostFinished) -> str:

@@ -29,6 +29,7 @@ from sbctl.apply.events import (
     Heartbeat,
     HostFinished,
     HostStarted,
+    RolloutPaused,
     RunFinished,
     RunStarted,
     Stamped,
@@ -142,6 +143,7 @@ class LiveView:
         self._changes = self._done = self._not_done = 0
         self._started_s = clock.monotonic_s()
         self._stopping = ""
+        self._paused_until_s = 0.0
 
     def emit(self, stamped: Stamped) -> None:
         event = stamped.event
@@ -183,7 +185,10 @@ class LiveView:
             case RunStarted():
                 self._changes = event.changes
                 self._started_s = self._clock.monotonic_s() - stamped.elapsed_s
+            case RolloutPaused():
+                self._paused_until_s = stamped.elapsed_s + event.seconds
             case HostStarted():
+                self._paused_until_s = 0.0
                 title = "comparing the host with the plan"
                 self._running[event.host] = _Running(event.host, title, stamped.elapsed_s)
             case StepStarted():
@@ -242,7 +247,9 @@ class LiveView:
         parts = [f"{self._done} of {self._changes} changes done"]
         if self._not_done:
             parts.append(f"{self._not_done} not done")
-        parts += [part for part in (self._stopping,) if part]
+        left_s = self._paused_until_s - now_s
+        paused = f"paused, {format_duration_s(left_s)} left" if left_s > 0 and not self._running else ""
+        parts += [part for part in (self._stopping or paused,) if part]
         parts.append(format_duration_s(now_s))
         return self._fit(
             Text((" · " if self._unicode else ", ").join(parts), style="bold" if self._stopping else "dim")

@@ -19,6 +19,7 @@ from sbctl.apply.events import (
     HostFinished,
     HostStarted,
     MultiSink,
+    RolloutPaused,
     RunFinished,
     RunningNow,
     RunStarted,
@@ -46,6 +47,7 @@ ONE_OF_EACH: list[Event] = [
     HostFinished("a", "failed", {"done": 1}, ("chat failed",)),
     Heartbeat((RunningNow("a", "install engine", 12.0),)),
     CancelRequested("SIGINT", hard=False),
+    RolloutPaused(30.0, ("b", "c")),
     RunFinished(7, "partial", 1, {"done": 1}, {"a": "failed"}, 3.0),
 ]
 
