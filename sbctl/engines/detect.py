@@ -22,12 +22,10 @@ from sbctl.base import fs
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError, InputError
 from sbctl.base.ids import DIGEST_RE
-from sbctl.engines.model import Availability, EngineBuild, engine_environment
+from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME, Availability, EngineBuild, engine_environment
 from sbctl.engines.pins import wheel_versions
 
 __all__ = [
-    "LAUNCHER_NAME",
-    "LIBRARIES_NAME",
     "RECORD_NAME",
     "EngineRecord",
     "find_engine",
@@ -37,10 +35,7 @@ __all__ = [
     "wheel_build",
 ]
 
-LAUNCHER_NAME: Final = "llama_wheel_launcher.py"
 RECORD_NAME: Final = "engine.json"
-LIBRARIES_NAME: Final = "shared"
-"""Libraries that the host lacks; the loader looks there first."""
 
 _PROBE_DEADLINE_S: Final = 10.0
 _VERSION_MAX_BYTES: Final = 64 * 1024

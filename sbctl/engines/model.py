@@ -13,6 +13,8 @@ from typing import Final, Literal
 from sbctl.base.limits import ENGINE_READY_DEADLINE_S
 
 __all__ = [
+    "LAUNCHER_NAME",
+    "LIBRARIES_NAME",
     "UNIX_PATH_MAX_BYTES",
     "Availability",
     "EngineAddress",
@@ -23,6 +25,11 @@ __all__ = [
 
 UNIX_PATH_MAX_BYTES: Final = 107
 """`sun_path` of Linux without its final NUL."""
+
+LAUNCHER_NAME: Final = "llama_wheel_launcher.py"
+"""In an engine's own environment: the script that starts it."""
+LIBRARIES_NAME: Final = "shared"
+"""In an engine's own environment: libraries that the host lacks; the loader looks there first."""
 
 
 @dataclass(frozen=True, slots=True)

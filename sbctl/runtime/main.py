@@ -33,9 +33,23 @@ def _node(argv: list[str]) -> int:
     return run_stdio(argv)
 
 
+def _guard(argv: list[str]) -> int:
+    from sbctl.runtime.nodeops.activation_end import run_guard
+
+    return run_guard(argv)
+
+
+def _launcher(argv: list[str]) -> int:
+    from sbctl.runtime.launcher.program import run_launcher
+
+    return run_launcher(argv)
+
+
 def _check(_argv: list[str]) -> int:
     """Import all that a host will need, so that a damaged or incomplete installation shows before anything depends on it."""
     import sbctl.runtime.daemon
+    import sbctl.runtime.launcher.program
+    import sbctl.runtime.nodeops.activation_end
     import sbctl.runtime.nodeops.stdio
     import sbctl.runtime.supervise  # noqa: F401 - importing is the check
 
@@ -47,6 +61,8 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "serve": (_serve, "run the engines of the accepted bundle and answer their API"),
     "node": (_node, "answer the typed node interface on stdin and stdout (--stdio)"),
     "check": (_check, "say the version if everything that serving needs can be imported"),
+    "guard": (_guard, "end an interrupted activation: the new runtime healthy, or the old one back"),
+    "launcher": (_launcher, "start engines for the runtime, as root, on the socket that systemd hands over"),
     "supervise": (_supervise, "keep `serve` running where no systemd does"),
 }
 

@@ -25,7 +25,8 @@ from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedErro
 from sbctl.base.flock import exclusive
 from sbctl.base.limits import MIB
 from sbctl.engines import llama_wheel_launcher
-from sbctl.engines.detect import LAUNCHER_NAME, LIBRARIES_NAME, RECORD_NAME, EngineRecord, installed_wheels
+from sbctl.engines.detect import RECORD_NAME, EngineRecord, installed_wheels
+from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME
 from sbctl.node.messages import EngineInstall, EngineRemove, WheelFile
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.programs import run_program

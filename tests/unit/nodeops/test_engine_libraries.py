@@ -9,7 +9,7 @@ import pytest
 
 from sbctl.base.digests import sha256_bytes, sha256_file
 from sbctl.base.errors import ArtifactError
-from sbctl.engines.detect import LIBRARIES_NAME
+from sbctl.engines.model import LIBRARIES_NAME
 from sbctl.engines.pins import library_pins
 from sbctl.node.messages import EngineInstall, LibraryFile, WheelFile
 from sbctl.runtime.nodeops.context import NodeContext

@@ -1,0 +1,188 @@
+"""The engine launcher on a host: its socket and service units, and the file in which root lists what engines may be started from.
+
+    /etc/systemd/system/sbctl-launcher.{socket,service}     listening; the service starts with the first request
+    <etc>/launcher.json                                     root's own; `sbctl.runtime.launcher.site` reads it
+    /run/sbctl                                              the socket, and the engines' sockets below `engines/`
+
+Units hold no timestamp, are judged by systemd-analyze before they replace what is there, and an unchanged one is not touched.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from sbctl.base import fs
+from sbctl.base.digests import canonical_json
+from sbctl.base.errors import HostError, InputError
+from sbctl.base.resources import data_path
+from sbctl.node.messages import RuntimeConfig
+from sbctl.node.paths import NodePaths
+from sbctl.runtime.launcher.site import RUN_DIRECTORY, SITE_FILE, SOCKET_PATH, UNIT_GLOB, read_site, site_document
+from sbctl.runtime.nodeops.programs import Finished, run_program
+from sbctl.runtime.nodeops.units import unit_value
+from sbctl.runtime.nodeops.users import RUNTIME_USER
+
+__all__ = [
+    "LAUNCHER_SERVICE",
+    "LAUNCHER_SOCKET",
+    "allow_programs",
+    "install_launcher",
+    "remove_launcher",
+    "stop_engines",
+]
+
+LAUNCHER_SOCKET: Final = "sbctl-launcher.socket"
+LAUNCHER_SERVICE: Final = "sbctl-launcher.service"
+_UNITS: Final = Path("/etc/systemd/system")
+_QUICK_S: Final = 30.0
+_STOP_S: Final = 120.0
+
+
+def render_launcher(version_directory: Path) -> dict[str, bytes]:
+    """Unit name → text. Raises HostError `runtime.unit_value_refused`."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(data_path("templates", "systemd"))),
+        undefined=jinja2.StrictUndefined,
+        finalize=unit_value,
+        autoescape=False,  # noqa: S701 - not HTML; `finalize` refuses what a unit cannot hold
+        keep_trailing_newline=True,
+    )
+    values = {
+        "python": version_directory / "bin" / "python",
+        "socket": SOCKET_PATH,
+        "run": RUN_DIRECTORY,
+        "user": RUNTIME_USER,
+    }
+    names = (LAUNCHER_SOCKET, LAUNCHER_SERVICE)
+    return {name: environment.get_template(f"{name}.j2").render(values).encode("ascii") for name in names}
+
+
+def install_launcher(paths: NodePaths, version_directory: Path, config: RuntimeConfig) -> bool:
+    """Make the launcher of this version listen; True when something had to change. Engines that run are not touched.
+
+    Call after `ensure_users`, before the runtime starts. Raises HostError `runtime.unit_invalid`, `host.systemctl_failed`, SbctlError `disk.*`.
+    """
+    cache = Path(config.cache_directory) if config.cache_directory else paths.models
+    wanted = canonical_json(site_document(weights=[cache], programs=_listed_programs(paths), engines=paths.engines))
+    changed = _write_when_other(paths.etc / SITE_FILE, wanted)
+    units = render_launcher(version_directory)
+    changed_units = [name for name, text in units.items() if _installed(name) != text]
+    if changed_units:
+        _verify(units)
+        for name in changed_units:
+            fs.write_atomic(_UNITS / name, units[name], mode=0o644)
+        _must("daemon-reload")
+    listening = _ctl("is-active", "--quiet", LAUNCHER_SOCKET).returncode == 0
+    if LAUNCHER_SOCKET in changed_units and listening:
+        _must("restart", LAUNCHER_SOCKET)
+    _must("enable", "--now", LAUNCHER_SOCKET)
+    if changed or changed_units:
+        _must("try-restart", LAUNCHER_SERVICE)
+    return changed or bool(changed_units) or not listening
+
+
+def allow_programs(paths: NodePaths, programs: Collection[Path]) -> None:
+    """List these engine programs of the user's, and no others, for the launcher. Nothing where no launcher is installed."""
+    site = paths.etc / SITE_FILE
+    if not site.is_file():
+        return
+    known = read_site(site)
+    wanted = site_document(weights=known.weights, programs=programs, engines=known.engines)
+    _write_when_other(site, canonical_json(wanted))
+
+
+def stop_engines() -> None:
+    """Stop every engine unit of this host now, whoever asked for it. Raises HostError `host.engines_not_stopped`."""
+    done = _ctl("stop", UNIT_GLOB, deadline_s=_STOP_S)
+    _ctl("reset-failed", UNIT_GLOB)
+    left = _ctl("list-units", "--plain", "--no-legend", "--state=active,activating,deactivating", UNIT_GLOB)
+    names = [line.split()[0] for line in left.output.splitlines() if line.strip()]
+    if names:
+        raise HostError(
+            "host.engines_not_stopped",
+            f"{len(names)} engines still run: {done.tail() or 'systemctl gave no reason'}",
+            place=names[0],
+            next_step=f"look at: systemctl status {names[0]}",
+        )
+
+
+def remove_launcher(paths: NodePaths) -> None:
+    """Stop all engines, then take the launcher away; done again it finds nothing. Raises HostError `host.engines_not_stopped`."""
+    there = [name for name in (LAUNCHER_SOCKET, LAUNCHER_SERVICE) if (_UNITS / name).exists()]
+    if there:
+        _must("disable", "--now", LAUNCHER_SOCKET)
+        _must("stop", LAUNCHER_SERVICE, deadline_s=_STOP_S)
+    stop_engines()
+    for name in there:
+        fs.remove_file(_UNITS / name)
+    if there:
+        _must("daemon-reload")
+        _ctl("reset-failed", LAUNCHER_SOCKET, LAUNCHER_SERVICE)
+    if paths.etc.is_dir():
+        fs.remove_file(paths.etc / SITE_FILE)
+    if RUN_DIRECTORY.is_dir():
+        fs.remove_tree(RUN_DIRECTORY)
+
+
+def _listed_programs(paths: NodePaths) -> Collection[Path]:
+    """What is listed already stays listed until the next bundle says otherwise; a damaged list is made anew."""
+    try:
+        return read_site(paths.etc / SITE_FILE).programs
+    except InputError:
+        return ()
+
+
+def _write_when_other(path: Path, data: bytes) -> bool:
+    try:
+        if fs.read_bounded(path, max_bytes=1 << 20) == data:
+            return False
+    except InputError:
+        pass
+    fs.write_atomic(path, data, mode=0o644)
+    return True
+
+
+def _installed(name: str) -> bytes | None:
+    path = _UNITS / name
+    return fs.read_bounded(path, max_bytes=1 << 20) if path.is_file() and not path.is_symlink() else None
+
+
+def _verify(units: dict[str, bytes]) -> None:
+    """Both together, since one names the other, in a directory that goes away; hosts without systemd-analyze skip this."""
+    directory = _UNITS / f".sbctl-tmp-{secrets.token_hex(8)}"
+    fs.ensure_directory(directory, mode=0o700)
+    try:
+        for name, text in units.items():
+            fs.write_atomic(directory / name, text, mode=0o644)
+        files = [str(directory / name) for name in units]
+        done = run_program(
+            ("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *files), deadline_s=_QUICK_S
+        )
+    except HostError as error:
+        if error.code == "host.program_missing":
+            return
+        raise
+    finally:
+        fs.remove_tree(directory)
+    if done.returncode:
+        raise HostError("runtime.unit_invalid", f"systemd refuses the unit: {done.tail()}", place=LAUNCHER_SERVICE)
+
+
+def _ctl(*arguments: str, deadline_s: float = _QUICK_S) -> Finished:
+    return run_program(("systemctl", "--no-ask-password", *arguments), deadline_s=deadline_s)
+
+
+def _must(*arguments: str, deadline_s: float = _QUICK_S) -> None:
+    done = _ctl(*arguments, deadline_s=deadline_s)
+    if done.returncode:
+        raise HostError(
+            "host.systemctl_failed",
+            f"systemctl {arguments[0]} failed: {done.tail() or f'status {done.returncode}'}",
+            place=LAUNCHER_SERVICE,
+            next_step=f"look at: systemctl status {LAUNCHER_SERVICE} {LAUNCHER_SOCKET}",
+        )
