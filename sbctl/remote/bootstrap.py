@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +47,7 @@ __all__ = [
 FACTS: Final = "facts"
 
 _STATUS_WAIT_S: Final = 2.0
+_STALL_S: Final = 30.0
 
 _FACTS_MODULES: Final = ("sbctl.node.paths", "sbctl.node.lease_file", "sbctl.node.facts")
 _COMMAND_MODULES: Final = (
@@ -176,6 +177,34 @@ class BootstrapWorker:
         """The result. Raises the error the host answers, or ChannelBroken."""
         deadline = self._clock.monotonic_s() + deadline_s
         self._send(compose_command(command, params), deadline_s)
+        return self._answer(deadline, deadline_s)
+
+    def pour(
+        self, command: str, params: Mapping[str, Any], body: Iterable[bytes], *, deadline_s: float
+    ) -> Mapping[str, Any]:
+        """The result of a command that reads `body` behind its line. Raises as `ask`, and what `body` raises.
+
+        A host that stops reading has said why before it ended.
+        """
+        deadline = self._clock.monotonic_s() + deadline_s
+        self._send(compose_command(command, params), deadline_s)
+        try:
+            for piece in body:
+                left = deadline - self._clock.monotonic_s()
+                if left <= 0:
+                    raise TimeoutError
+                self._channel.send(piece, min(left, _STALL_S))
+        except TimeoutError as error:
+            self.close()
+            raise ChannelBroken(timed_out(self._place, deadline_s), sent=True) from error
+        except OSError:
+            return self._answer(min(deadline, self._clock.monotonic_s() + _STATUS_WAIT_S), deadline_s)
+        except BaseException:
+            self.close()
+            raise
+        return self._answer(deadline, deadline_s)
+
+    def _answer(self, deadline: float, deadline_s: float) -> Mapping[str, Any]:
         try:
             answer = _parse(self._line(deadline, deadline_s), self._place)
         except SbctlError as error:

@@ -19,7 +19,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from sbctl.base import fs
 from sbctl.base.errors import HostError, LockedError, RefusedError, SbctlError
@@ -34,6 +34,8 @@ _UV_MAX_BYTES: Final = 256 * 1024 * 1024
 _WHEEL_NAME: Final = re.compile(r"([A-Za-z0-9._]+)-([A-Za-z0-9.+_!]+)-[A-Za-z0-9._-]+\.whl")
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 _RECORD: Final = "sbctl-install.json"
+_WITH_BODY: Final = "blob_write"
+_PIECE_BYTES: Final = 1 << 20
 _INSTALL_DEADLINE_S: Final = 300.0
 _SMOKE_DEADLINE_S: Final = 60.0
 _OPERATOR_CACHE: Final = "operator"
@@ -103,7 +105,26 @@ def blob_begin(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any]:
             next_step="free space on this filesystem, then run the command again",
             retryable=True,
         )
-    return {"complete": complete, "part": str(part)}
+    return {"complete": complete, "part": str(part), "offset": have if have <= size else 0}
+
+
+def blob_write(paths: NodePaths, params: Mapping[str, Any], body: BinaryIO) -> dict[str, Any]:
+    """Append `count` bytes of `body` to the beginning of a blob, from `offset` on. Raises HostError `put.cut` when there are fewer."""
+    _blob_path, part = _blob(paths, str(params["sha256"]))
+    offset, left = int(params["offset"]), int(params["count"])
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb", buffering=0) as file:
+        file.truncate(offset)
+        file.seek(offset)
+        while left:
+            piece = body.read1(min(left, _PIECE_BYTES))  # type: ignore[attr-defined]
+            if not piece:
+                raise HostError("put.cut", f"{left} bytes did not arrive", place=str(part), retryable=True)
+            view = memoryview(piece)
+            while view:
+                view = view[file.write(view) :]
+            left -= len(piece)
+    return {"part": str(part)}
 
 
 def blob_finish(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,10 +191,14 @@ COMMANDS: Final[Mapping[str, Callable[[NodePaths, Mapping[str, Any]], dict[str, 
 }
 
 
-def perform(command: str, params: Mapping[str, Any], env: Mapping[str, str], uid: int) -> dict[str, Any]:
-    """Run one command here. Raises SbctlError."""
+def perform(
+    command: str, params: Mapping[str, Any], env: Mapping[str, str], uid: int, body: BinaryIO | None = None
+) -> dict[str, Any]:
+    """Run one command here; `blob_write` reads `body`. Raises SbctlError."""
     paths = node_paths(uid, env)
     try:
+        if command == _WITH_BODY and body is not None:
+            return blob_write(paths, params, body)
         return COMMANDS[command](paths, params)
     except FactsError as error:
         raise HostError(error.code, error.message, place=error.place, next_step=error.next_step) from error
@@ -189,20 +214,25 @@ def perform(command: str, params: Mapping[str, Any], env: Mapping[str, str], uid
 def serve(marker: str) -> None:
     """Answer commands, a JSON line each, until the input ends; each answer is one line behind `marker`.
 
-    A last line that was cut is no command: the other side knows that it did not arrive.
+    A last line that was cut is no command: the other side knows that it did not arrive. After a `blob_write` that failed nobody knows
+    where the next line begins, so it is the last.
     """
     for line in sys.stdin.buffer:
         if not line.endswith(b"\n"):
             return
         document = json.loads(line)
+        command = document.pop("command")
         try:
-            reply: dict[str, Any] = {"result": perform(document.pop("command"), document, os.environ, os.getuid())}
+            result = perform(command, document, os.environ, os.getuid(), sys.stdin.buffer)
+            reply: dict[str, Any] = {"result": result}
         except SbctlError as error:
             reply = {"error": error.to_wire()}
         except Exception as error:
             reply = {"error": HostError("host.bootstrap_failed", f"{type(error).__name__}: {error}").to_wire()}
         sys.stdout.write("\n" + marker + json.dumps(reply) + "\n")
         sys.stdout.flush()
+        if command == _WITH_BODY and "error" in reply:
+            return
 
 
 def _owner(paths: NodePaths, lineage: str) -> dict[str, str] | None:

@@ -11,14 +11,18 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, SbctlError, UnreachableError
 from sbctl.base.limits import CONNECT_MAX_PARALLEL, SETTLE_DEADLINE_S, SNAPSHOT_DEADLINE_S, STARTING_WAIT_S
 from sbctl.node.snapshot import NodeSnapshot
+from sbctl.remote.secrets import SecretSource, no_secrets
 from sbctl.remote.session import HostSession, open_session
+
+if TYPE_CHECKING:
+    from sbctl.remote.ssh_links import SshLinks
 
 __all__ = ["FleetObservation", "observe_fleet"]
 
@@ -41,6 +45,8 @@ class FleetObservation:
     sessions: Mapping[str, HostSession]
     seconds: float
     """How long asking took."""
+    links: SshLinks | None = None
+    """The SSH connections of this run, for sessions that are opened later; None when no host is reached over SSH."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,9 +55,11 @@ class FleetObservation:
         self.close()
 
     def close(self) -> None:
-        """Close every session. Never raises."""
+        """Close every session, then what they shared. Never raises."""
         for session in self.sessions.values():
             session.close()
+        if self.links is not None:
+            self.links.close()
 
 
 def observe_fleet(
@@ -63,18 +71,21 @@ def observe_fleet(
     pythons: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     settle: Callable[[str], None] | None = None,
+    secrets: SecretSource = no_secrets,
 ) -> FleetObservation:
     """Ask all hosts; returns when each has answered or failed, at most `deadline_s` after its turn came.
 
     With `settle`, a host whose runtime is starting, or still at work on a bundle, is called by its name and asked again until that is over,
     for at most STARTING_WAIT_S or SETTLE_DEADLINE_S: only for who holds the lock, since then the work is that of an operator who is gone.
 
-    `pythons` names an interpreter for hosts where the operator did; `environ` is the operator's environment, for the local machine only.
+    `pythons` names an interpreter for hosts where the operator did; `environ` is the operator's environment, for the local machine only. `secrets` gives
+    the passwords that logins ask for.
     """
     named = pythons or {}
     begun = clock.monotonic_s()
+    links = _links(connections, clock, secrets)
     sessions = {
-        host: open_session(host, connection, clock=clock, python=named.get(host), environ=environ)
+        host: open_session(host, connection, clock=clock, python=named.get(host), environ=environ, links=links)
         for host, connection in connections.items()
     }
     snapshots: dict[str, NodeSnapshot] = {}
@@ -106,7 +117,17 @@ def observe_fleet(
     ) as pool:
         list(pool.map(observe, connections))
     seconds = clock.monotonic_s() - begun
-    return FleetObservation(_in_order(connections, snapshots), _in_order(connections, unreachable), sessions, seconds)
+    return FleetObservation(
+        _in_order(connections, snapshots), _in_order(connections, unreachable), sessions, seconds, links
+    )
+
+
+def _links(connections: Mapping[str, Connection], clock: Clock, secrets: SecretSource) -> SshLinks | None:
+    if all(connection.kind == "local" for connection in connections.values()):
+        return None
+    from sbctl.remote.ssh_links import SshLinks
+
+    return SshLinks(clock, secrets)
 
 
 def _unrest_s(found: NodeSnapshot) -> float:

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
@@ -32,7 +32,11 @@ from sbctl.node.snapshot import NodeSnapshot, PythonFact
 from sbctl.remote.bootstrap import FACTS
 from sbctl.remote.channel import NodeChannel, NodeMissing
 from sbctl.remote.host_lease import HostLease, open_lease
+from sbctl.remote.secrets import SecretSource, no_secrets
 from sbctl.remote.transport import ChannelBroken, Progress, Transport, no_progress
+
+if TYPE_CHECKING:
+    from sbctl.remote.ssh_links import SshLinks
 
 __all__ = ["HostSession", "open_session"]
 
@@ -307,8 +311,13 @@ def open_session(
     clock: Clock,
     python: str | None = None,
     environ: Mapping[str, str] | None = None,
+    links: SshLinks | None = None,
+    secrets: SecretSource = no_secrets,
 ) -> HostSession:
-    """A session that connects when it is first used. `environ` is the operator's environment, for the local machine only."""
+    """A session that connects when it is first used. `environ` is the operator's environment, for the local machine only.
+
+    `links` are the SSH connections of the run; a session without them has its own, whose logins ask `secrets`.
+    """
     if connection.kind == "local":
         from sbctl.remote.local import LocalTransport
 
@@ -317,4 +326,4 @@ def open_session(
         )
     from sbctl.remote.ssh import SshTransport
 
-    return HostSession(host, SshTransport(host, connection, clock), clock, python=python)
+    return HostSession(host, SshTransport(host, connection, clock, links, secrets), clock, python=python)

@@ -1,8 +1,7 @@
 """SSH as a transport: one connection a host for the whole run, one channel a command, uploads by SFTP.
 
-Traps of the library that this module is built around: reading one stream after the other deadlocks beyond the window, `recv_exit_status`
-ignores timeouts, a request that a host never answers waits for ever, a connection that dies under a command gives status -1 and no
-exception, and SFTP cannot fsync (the bootstrap does).
+A request that a host never answers waits for ever in the library, and SFTP cannot fsync (the bootstrap does). With `become` every program
+runs as root through sudo, and uploads go through the bootstrap's own process, since SFTP stays the login's.
 """
 
 from __future__ import annotations
@@ -19,94 +18,44 @@ from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, UnreachableError
 from sbctl.base.file_slice import ByteSource
 from sbctl.base.fs import disk_error
-from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES, SSH_CONNECT_DEADLINE_S
+from sbctl.base.limits import SSH_CONNECT_DEADLINE_S
 from sbctl.remote.bootstrap import FACTS, WORKER_PROGRAM, BootstrapWorker, compose_facts, new_marker, read_answer
+from sbctl.remote.secrets import SecretSource, no_secrets
 from sbctl.remote.shell import command_line
-from sbctl.remote.ssh_connect import connect, ssh_place
-from sbctl.remote.transport import (
-    STDERR_TAIL_BYTES,
-    Channel,
-    ChannelBroken,
-    Completed,
-    Progress,
-    foreign_text,
-    is_ready,
-    lost,
-    output_too_large,
-    timed_out,
-)
+from sbctl.remote.ssh_channel import LOST, PIECE_BYTES, CommandRun, SshChannel
+from sbctl.remote.ssh_connect import hop_place
+from sbctl.remote.ssh_links import SshLinks
+from sbctl.remote.sudo import SudoDialogue, sudo_words
+from sbctl.remote.transport import Channel, ChannelBroken, Completed, Progress, foreign_text, lost, timed_out
+from sbctl.remote.upload import send_blob
 
-__all__ = ["SshChannel", "SshTransport"]
+__all__ = ["SshTransport"]
 
-_PIECE_BYTES: Final = 32 * 1024
-_SLICE_S: Final = 0.5
-_EOF_GRACE_S: Final = 2.0
-_NOISE_MAX_BYTES: Final = 64 * 1024
 _STALL_S: Final = 30.0
-_LOST: Final = (paramiko.SSHException, EOFError, OSError)
+_STATUS_WAIT_S: Final = 2.0
 
 _ANNOUNCED: Final = ["/bin/sh", "-c", 'echo "$0"; exec "$@"']
 """Prints its first argument, then becomes the rest: what a login shell printed before it is not the program's."""
 
 
-class SshChannel:
-    """A program on the host. Its complaints are drained while its output is read, so that they can never block it."""
-
-    def __init__(self, channel: paramiko.Channel, clock: Clock) -> None:
-        self._channel = channel
-        self._clock = clock
-        self._complaints = b""
-
-    def receive(self, count: int, timeout_s: float) -> bytes:
-        deadline = self._clock.monotonic_s() + timeout_s
-        while True:
-            left = deadline - self._clock.monotonic_s()
-            self._drain()
-            self._channel.settimeout(max(0.001, min(_SLICE_S, left)))
-            try:
-                return self._channel.recv(count)
-            except TimeoutError:
-                if left <= 0:
-                    raise
-
-    def send(self, data: bytes, timeout_s: float) -> None:
-        self._channel.settimeout(max(0.001, timeout_s))
-        try:
-            self._channel.sendall(data)
-        except (paramiko.SSHException, EOFError) as error:
-            raise OSError(str(error)) from error
-
-    def ended(self, timeout_s: float) -> int | None:
-        if not self._channel.status_event.wait(max(0.0, timeout_s)):
-            return None
-        status = self._channel.exit_status
-        return status if status >= 0 else None
-
-    def stderr_tail(self) -> str:
-        self._drain()
-        return self._complaints.decode("utf-8", "replace")
-
-    def close(self) -> None:
-        with contextlib.suppress(*_LOST):
-            self._channel.shutdown_write()
-        self._channel.close()
-
-    def _drain(self) -> None:
-        while self._channel.recv_stderr_ready():
-            chunk = self._channel.recv_stderr(1 << 16)
-            if not chunk:
-                return
-            self._complaints = (self._complaints + chunk)[-STDERR_TAIL_BYTES:]
-
-
 class SshTransport:
     """One host over SSH; connected at the first use, and again after a cut."""
 
-    def __init__(self, host: str, connection: Connection, clock: Clock) -> None:
-        self._host = host
+    def __init__(
+        self,
+        host: str,
+        connection: Connection,
+        clock: Clock,
+        links: SshLinks | None = None,
+        secrets: SecretSource = no_secrets,
+    ) -> None:
+        """`links` are those of the run, closed by who made them; without, this transport has its own, which ask `secrets`."""
+        self._path = connection.path(host)
         self._connection = connection
         self._clock = clock
-        self._place = ssh_place(host, connection)
+        self._links = links or SshLinks(clock, secrets)
+        self._owns_links = links is None
+        self._place = hop_place(self._path)
         self._transport: paramiko.Transport | None = None
         self._files: paramiko.SFTPClient | None = None
         self._worker: BootstrapWorker | None = None
@@ -150,33 +99,62 @@ class SshTransport:
     def run(self, argv: Sequence[str], *, stdin: bytes, deadline_s: float) -> Completed:
         """Run a command to its end. Raises UnreachableError (`remote.timeout`, `remote.lost`, `ssh.*`), HostError `remote.output_too_large`."""
         deadline = self._clock.monotonic_s() + deadline_s
-        channel = self._start(command_line(argv), deadline_s)
+        if self._connection.become:
+            channel = self._start_announced(argv, None, deadline_s)[0]
+        else:
+            channel = self._start(command_line(argv), deadline_s)
         try:
-            return _Run(channel, stdin, self._clock, self._place).finish(deadline, deadline_s)
+            return CommandRun(channel, stdin, self._clock, self._place).finish(deadline, deadline_s)
         except TimeoutError as error:
             raise timed_out(self._place, deadline_s) from error
-        except _LOST as error:
+        except LOST as error:
             raise lost(self._place) from error
         finally:
             channel.close()
 
     def open_channel(self, argv: Sequence[str], environment: Mapping[str, str] | None, *, deadline_s: float) -> Channel:
-        marker = new_marker()
-        line = command_line([*_ANNOUNCED, marker, *argv], environment=environment)
-        channel = SshChannel(self._start(line, deadline_s), self._clock)
+        return self._start_announced(argv, environment, deadline_s)[1]
+
+    def _start_announced(
+        self, argv: Sequence[str], environment: Mapping[str, str] | None, deadline_s: float
+    ) -> tuple[paramiko.Channel, SshChannel]:
+        """A program whose output begins here: what a login shell or sudo said before it is read, and sudo has its password."""
+        deadline = self._clock.monotonic_s() + deadline_s
+        marker, prompt = new_marker(), new_marker() if self._connection.become_password else None
+        before = sudo_words(prompt) if self._connection.become else []
+        password = self._password() if prompt is not None else b""
+        dialogue = SudoDialogue(prompt, place=self._place, user=self._connection.user)
+        line = command_line([*_ANNOUNCED, marker, *argv], environment=environment, before=before)
+        started = self._start(line, deadline_s)
+        channel = SshChannel(started, self._clock)
         try:
-            self._skip_noise(channel, marker.encode("ascii") + b"\n", self._clock.monotonic_s() + deadline_s)
+            channel.skip_to(
+                marker.encode("ascii") + b"\n",
+                deadline - self._clock.monotonic_s(),
+                hear=lambda said: password + b"\n" if dialogue.hear(said) else b"",
+            )
         except BaseException as error:
+            status = channel.ended(_STATUS_WAIT_S) if isinstance(error, EOFError) else None
             channel.close()
             if isinstance(error, TimeoutError):
                 raise timed_out(self._place, deadline_s) from error
-            if isinstance(error, _LOST):
+            if isinstance(error, EOFError) and status is not None and self._connection.become:
+                raise dialogue.failure(status) from error
+            if isinstance(error, LOST):
                 raise lost(self._place) from error
             raise
-        return channel
+        return started, channel
+
+    def _password(self) -> bytes:
+        what = f"the sudo password of {self._connection.user}"
+        return self._links.keyring.secrets(self._connection.become_password, what).reveal()
 
     def upload(self, source: ByteSource, target: str, *, deadline_s: float, progress: Progress) -> None:
         deadline = self._clock.monotonic_s() + deadline_s
+        if self._connection.become:
+            worker = self._worker_on(self._worker_python or "python3", deadline_s)
+            send_blob(worker, source, target, deadline_s=deadline_s, progress=progress)
+            return
         # Kept for the next file only if all goes well: after a cut in the middle of a pipeline nothing is known about the stream.
         sftp, self._files = self._sftp(deadline_s), None
         try:
@@ -190,7 +168,7 @@ class SshTransport:
                 with sftp.open(target, "r+b" if offset else "wb") as writer:
                     writer.seek(offset)
                     writer.set_pipelined(True)
-                    while piece := reader.read(_PIECE_BYTES):
+                    while piece := reader.read(PIECE_BYTES):
                         writer.write(piece)
                         offset += len(piece)
                         progress(offset, size)
@@ -213,10 +191,15 @@ class SshTransport:
             ) from error
         finally:
             if self._files is None:
-                with contextlib.suppress(*_LOST):
+                with contextlib.suppress(*LOST):
                     sftp.close()
 
     def close(self) -> None:
+        self._disconnect()
+        if self._owns_links:
+            self._links.close()
+
+    def _disconnect(self) -> None:
         self._end_worker()
         self._files = None
         if self._transport is not None:
@@ -226,10 +209,10 @@ class SshTransport:
     def _is_connected(self) -> bool:
         return self._transport is not None and self._transport.is_active()
 
-    def _connected(self) -> paramiko.Transport:
+    def _connected(self, deadline_s: float) -> paramiko.Transport:
         if self._transport is None or not self._transport.is_active():
-            self.close()
-            self._transport = connect(self._host, self._connection)
+            self._disconnect()
+            self._transport = self._links.connect(self._path, deadline_s=deadline_s)
         return self._transport
 
     def _start(self, line: str, deadline_s: float) -> paramiko.Channel:
@@ -274,10 +257,10 @@ class SshTransport:
         """A channel on which nothing was asked yet; a connection found dead here is opened again, once."""
         seconds = max(0.1, min(deadline_s, SSH_CONNECT_DEADLINE_S))
         for attempt in range(2):
-            transport = self._connected()
+            transport = self._connected(deadline_s)
             try:
                 return transport.open_session(timeout=seconds), transport
-            except _LOST as error:
+            except LOST as error:
                 if isinstance(error, paramiko.ChannelException):
                     raise UnreachableError(
                         "ssh.channel_refused",
@@ -286,7 +269,7 @@ class SshTransport:
                         next_step="raise MaxSessions in the host's sshd_config",
                     ) from error
                 if transport.is_active():
-                    self.close()
+                    self._disconnect()
                     raise timed_out(self._place, seconds) from error
                 if attempt:
                     raise lost(self._place) from error
@@ -307,18 +290,10 @@ class SshTransport:
         timer.start()
         try:
             yield
-        except _LOST as error:
+        except LOST as error:
             raise (timed_out(self._place, seconds) if late.is_set() else lost(self._place)) from error
         finally:
             timer.cancel()
-
-    def _skip_noise(self, channel: SshChannel, marker: bytes, deadline: float) -> None:
-        seen = b""
-        while not seen.endswith(marker):
-            byte = channel.receive(1, deadline - self._clock.monotonic_s())
-            seen = (seen + byte)[-_NOISE_MAX_BYTES:]
-            if not byte:
-                raise EOFError
 
 
 def _resumable(sftp: paramiko.SFTPClient, target: str, size: int) -> int:
@@ -328,77 +303,3 @@ def _resumable(sftp: paramiko.SFTPClient, target: str, size: int) -> int:
     except FileNotFoundError:
         return 0
     return there if there <= size else 0
-
-
-class _Run:
-    """One command from its start to its status, both streams pumped while its input is sent."""
-
-    def __init__(self, channel: paramiko.Channel, stdin: bytes, clock: Clock, place: str) -> None:
-        self._channel = channel
-        self._input = memoryview(stdin)
-        self._clock = clock
-        self._place = place
-        self._stdout = bytearray()
-        self._stderr = bytearray()
-        self._complaint_bytes = 0
-        self._status_at_s: float | None = None
-
-    def finish(self, deadline: float, deadline_s: float) -> Completed:
-        """Raises UnreachableError, HostError, and what the channel raises."""
-        while True:
-            moved = self._read_some()
-            if not moved and self._is_over() and not self._read_some():
-                break
-            left = deadline - self._clock.monotonic_s()
-            if left <= 0:
-                raise timed_out(self._place, deadline_s)
-            if self._input and self._channel.send_ready():
-                self._write_some()
-            elif not moved:
-                self._wait(min(left, _SLICE_S))
-        status = self._channel.exit_status
-        if status < 0:
-            raise lost(self._place)
-        return Completed(status, bytes(self._stdout), bytes(self._stderr))
-
-    def _read_some(self) -> bool:
-        moved = False
-        if self._channel.recv_ready():
-            chunk = self._channel.recv(1 << 16)
-            self._stdout += chunk
-            moved = bool(chunk)
-        if self._channel.recv_stderr_ready():
-            chunk = self._channel.recv_stderr(1 << 16)
-            self._complaint_bytes += len(chunk)
-            self._stderr = (self._stderr + chunk)[-STDERR_TAIL_BYTES:]
-            moved = moved or bool(chunk)
-        if len(self._stdout) > REMOTE_OUTPUT_MAX_BYTES or self._complaint_bytes > REMOTE_OUTPUT_MAX_BYTES:
-            raise output_too_large(self._place, REMOTE_OUTPUT_MAX_BYTES)
-        return moved
-
-    def _is_over(self) -> bool:
-        """A status is there, and so is the end of the output, or it had its time to come: something else may hold the stream open."""
-        if not self._channel.exit_status_ready():
-            return False
-        now = self._clock.monotonic_s()
-        if self._status_at_s is None:
-            self._status_at_s = now
-        return bool(self._channel.closed or self._channel.eof_received) or now - self._status_at_s > _EOF_GRACE_S
-
-    def _write_some(self) -> None:
-        try:
-            sent = self._channel.send(bytes(self._input[:_PIECE_BYTES]))
-        except OSError:
-            # The command ended without reading all of it; its status decides.
-            self._input = self._input[:0]
-            return
-        self._input = self._input[sent:]
-        if not self._input:
-            with contextlib.suppress(*_LOST):
-                self._channel.shutdown_write()
-
-    def _wait(self, seconds: float) -> None:
-        if self._channel.eof_received or self._channel.closed:
-            self._channel.status_event.wait(seconds)
-        else:
-            is_ready(self._channel.fileno(), timeout_s=0.05 if self._input else seconds)

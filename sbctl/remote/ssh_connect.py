@@ -1,11 +1,12 @@
-"""An authenticated SSH connection to exactly the host that was pinned, or an error that says which of three kinds it is.
+"""One authenticated SSH connection to exactly the sshd that was pinned, or an error that says which of three kinds it is.
 
     retryable        no answer, refused, reset, no name: another try may work                  (`retryable=True`)
-    authentication   the host is the right one, but does not let this key in                   (`ssh.authentication_failed`, `ssh.identity_*`)
+    authentication   the host is the right one, but does not let us in                         (`ssh.authentication_failed`, `ssh.identity_*`, …)
     never retry      the host key is unknown or changed: nothing was sent, nobody logged in    (`ssh.host_key_unknown`, `ssh.host_key_changed`)
 
 The host key is compared before authentication, with a pin from sb.yml; nobody's known_hosts is read, no key is ever accepted on first use,
-no agent and no other key is tried, nothing is forwarded, no ssh_config runs. Weak ciphers and MACs are off.
+nothing is forwarded, no command of an ssh_config runs. Weak ciphers and MACs are off. A jump is one more such connection, and what it
+carries is a connection of its own: the jump sees neither the host's key exchange nor what is said.
 """
 
 from __future__ import annotations
@@ -14,52 +15,60 @@ import getpass
 import logging
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import paramiko
 
-from sbctl.base.connection import Connection
+from sbctl.base.connection import Jump
 from sbctl.base.errors import UnreachableError
 from sbctl.base.limits import SSH_CONNECT_DEADLINE_S, SSH_KEEPALIVE_S, SSH_UNANSWERED_S
 from sbctl.remote.host_key import ANY_KEY, HostKeyPin, key_families
+from sbctl.remote.ssh_login import Login
 from sbctl.remote.transport import foreign_text
 
-__all__ = ["DISABLED_ALGORITHMS", "connect", "ssh_place"]
+__all__ = ["DISABLED_ALGORITHMS", "connect_hop", "hop_place"]
 
 DISABLED_ALGORITHMS: Final[dict[str, list[str]]] = {
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
     "macs": ["hmac-sha1", "hmac-sha1-96", "hmac-md5", "hmac-md5-96"],
 }
+
+_FORBIDDEN_BY_JUMP: Final = 1
+_UNREACHED_BY_JUMP: Final = 2
+
 # The library logs tracebacks of broken connections; what matters of them is in our errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
 
-def ssh_place(host: str, connection: Connection) -> str:
-    """How errors name a host."""
-    return f"{host} (ssh {connection.address}:{connection.port})"
+def hop_place(path: Sequence[Jump]) -> str:
+    """How errors name the last sshd of a path."""
+    hop, before = path[-1], path[:-1]
+    way = f" through {', '.join(jump.name for jump in before)}" if before else ""
+    return f"{hop.name} (ssh {hop.address}:{hop.port}{way})"
 
 
-def connect(host: str, connection: Connection) -> paramiko.Transport:
-    """Raises UnreachableError of one of the three kinds, InputError for a pin or key file that is none."""
-    place = ssh_place(host, connection)
-    pins = tuple(HostKeyPin(text) for text in connection.host_keys)
-    identity = _identity(connection, place)
+def connect_hop(
+    hop: Jump, login: Login, *, place: str, through: paramiko.Transport | None, seconds: float
+) -> paramiko.Transport:
+    """Within about `seconds` a step. Raises UnreachableError of one of the three kinds, InputError `ssh.host_key_invalid`."""
+    pins = tuple(HostKeyPin(text) for text in hop.host_keys)
+    limit_s = min(SSH_CONNECT_DEADLINE_S, max(0.1, seconds))
     shown: list[paramiko.PKey] = []
     for family in key_families(pins):
         if any(_is_of(key, family) for key in shown):
             continue
-        transport = _handshake(connection, family, place, optional=bool(shown))
+        carrier = _dial(hop, place, limit_s) if through is None else _open_through(through, hop, place, limit_s)
+        transport = _handshake(carrier, family, place, limit_s, optional=bool(shown))
         if transport is None:
             continue
         key = transport.get_remote_server_key()
         if any(key.fingerprint == pin.fingerprint for pin in pins):
-            _authenticate(transport, connection, identity, place)
+            _authenticate(transport, hop, login, place)
             return transport
         transport.close()
         shown.append(key)
-    raise _host_key_error(host, pins, shown, place)
+    raise _host_key_error(hop.name, pins, shown, place)
 
 
 def _is_of(key: paramiko.PKey, family: tuple[str, ...]) -> bool:
@@ -67,41 +76,13 @@ def _is_of(key: paramiko.PKey, family: tuple[str, ...]) -> bool:
     return name in family or (name == "ssh-rsa" and "rsa-sha2-512" in family)
 
 
-def _identity(connection: Connection, place: str) -> paramiko.PKey:
-    if not connection.identity_file:
-        raise UnreachableError(
-            "ssh.identity_missing",
-            "no key is named for this host, and no other way to log in is tried",
-            place=place,
-            next_step="set fleet.ssh.identity_file (or the host's ssh.identity_file) in sb.yml",
-        )
-    path = Path(connection.identity_file).expanduser()
+def _dial(hop: Jump, place: str, seconds: float) -> socket.socket:
     try:
-        return paramiko.PKey.from_path(path)
-    except FileNotFoundError:
-        what = "does not exist"
-    except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-    except (paramiko.PasswordRequiredException, TypeError):
-        what = "is encrypted, and no passphrase can be given"
-    except (paramiko.SSHException, ValueError, IndexError):
-        what = "is not a private key that can be used"
-    raise UnreachableError(
-        "ssh.identity_unusable",
-        f"the key file {what}",
-        place=str(path),
-        next_step="name an unencrypted OpenSSH private key",
-    )
-
-
-def _dial(connection: Connection, place: str) -> socket.socket:
-    seconds = SSH_CONNECT_DEADLINE_S
-    try:
-        dialed = socket.create_connection((connection.address, connection.port), timeout=seconds)
+        dialed = socket.create_connection((hop.address, hop.port), timeout=seconds)
     except socket.gaierror as error:
         code, what = "ssh.name_unknown", f"the name has no address ({error.strerror})"
     except TimeoutError:
-        code, what = "ssh.no_answer", f"gave no answer in {seconds:g} s"
+        code, what = "ssh.no_answer", f"gave no answer in {seconds:.3g} s"
     except ConnectionRefusedError:
         code, what = "ssh.refused", "the connection was refused"
     except OSError as error:
@@ -114,6 +95,38 @@ def _dial(connection: Connection, place: str) -> socket.socket:
     )
 
 
+def _open_through(through: paramiko.Transport, hop: Jump, place: str, seconds: float) -> paramiko.Channel:
+    """A TCP connection that the jump makes for us. Raises UnreachableError; what the library raises when the jump itself is gone."""
+    try:
+        return through.open_channel("direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=seconds)
+    except paramiko.ChannelException as error:
+        if error.code == _FORBIDDEN_BY_JUMP:
+            raise UnreachableError(
+                "ssh.jump_forbids",
+                f"the jump does not connect us to {hop.address}:{hop.port}: {foreign_text(error.text)}",
+                place=place,
+                next_step="allow it in the jump's sshd_config: AllowTcpForwarding local, and PermitOpen where that is set",
+            ) from error
+        code = "ssh.jump_cannot_reach" if error.code == _UNREACHED_BY_JUMP else "ssh.jump_busy"
+        raise UnreachableError(
+            code,
+            f"the jump does not reach {hop.address}:{hop.port}: {foreign_text(error.text)}",
+            place=place,
+            next_step="check that the host is up, and that the jump's network leads to it",
+            retryable=True,
+        ) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if not through.is_active():
+            raise
+        raise UnreachableError(
+            "ssh.no_answer",
+            f"gave no answer in {seconds:.3g} s",
+            place=place,
+            next_step="check that the host is up, and that the jump's network leads to it",
+            retryable=True,
+        ) from error
+
+
 def _notice_cuts(dialed: socket.socket) -> None:
     """A cut cable sends nothing, and TCP by itself goes on hoping for a quarter of an hour."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -121,15 +134,14 @@ def _notice_cuts(dialed: socket.socket) -> None:
 
 
 def _handshake(
-    connection: Connection, family: tuple[str, ...], place: str, *, optional: bool
+    carrier: socket.socket | paramiko.Channel, family: tuple[str, ...], place: str, seconds: float, *, optional: bool
 ) -> paramiko.Transport | None:
     """Key exchange only. None when the host has no key of this family and that is no error: `optional`, or the pinned type is not there."""
-    dialled = _dial(connection, place)
-    transport = paramiko.Transport(dialled, disabled_algorithms=DISABLED_ALGORITHMS)
+    transport = paramiko.Transport(carrier, disabled_algorithms=DISABLED_ALGORITHMS)
     try:
         transport.get_security_options().key_types = family
-        transport.banner_timeout = transport.auth_timeout = SSH_CONNECT_DEADLINE_S
-        transport.start_client(timeout=SSH_CONNECT_DEADLINE_S)
+        transport.banner_timeout = transport.auth_timeout = seconds
+        transport.start_client(timeout=seconds)
         # A handshake that took too long ends without an exception; asking for the key gives one.
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
@@ -151,34 +163,48 @@ def _handshake(
     return transport
 
 
-def _authenticate(transport: paramiko.Transport, connection: Connection, identity: paramiko.PKey, place: str) -> None:
-    user = connection.user or getpass.getuser()
-    try:
-        further = transport.auth_publickey(user, identity)
-    except paramiko.AuthenticationException as error:
-        transport.close()
-        raise _refused(user, connection, foreign_text(str(error)), place) from error
-    except (paramiko.SSHException, OSError, EOFError) as error:
-        transport.close()
-        raise UnreachableError(
-            "ssh.connection_lost", "the connection ended during authentication", place=place, retryable=True
-        ) from error
-    if further:
-        transport.close()
-        raise _refused(user, connection, f"the host also asks for {foreign_text(', '.join(further))}", place)
-    transport.set_keepalive(SSH_KEEPALIVE_S)
+def _authenticate(transport: paramiko.Transport, hop: Jump, login: Login, place: str) -> None:
+    user = hop.user or getpass.getuser()
+    said = ""
+    for key in login.keys:
+        try:
+            further = transport.auth_publickey(user, key)
+        except paramiko.AuthenticationException as error:
+            said = foreign_text(str(error))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            transport.close()
+            if said:
+                # It ended the connection after one key too many.
+                break
+            raise UnreachableError(
+                "ssh.connection_lost", "the connection ended during authentication", place=place, retryable=True
+            ) from error
+        else:
+            if not further:
+                transport.set_keepalive(SSH_KEEPALIVE_S)
+                return
+            said = f"the host also asks for {foreign_text(', '.join(further))}"
+    transport.close()
+    raise _refused(user, login, said, place)
 
 
-def _refused(user: str, connection: Connection, said: str, place: str) -> UnreachableError:
+def _refused(user: str, login: Login, said: str, place: str) -> UnreachableError:
+    next_step = "add the key's public half to the user's authorized_keys on the host"
+    if login.has_certificate:
+        next_step = (
+            "check its principals and validity (ssh-keygen -Lf), and that the host's TrustedUserCAKeys has its issuer"
+        )
     return UnreachableError(
         "ssh.authentication_failed",
-        f'the host does not let user "{user}" in with {connection.identity_file}: {said}',
+        f'the host does not let user "{user}" in with {login.name}: {said}',
         place=place,
-        next_step="add the key's public half to the user's authorized_keys on the host",
+        next_step=next_step,
     )
 
 
-def _host_key_error(host: str, pins: Sequence[HostKeyPin], shown: list[paramiko.PKey], place: str) -> UnreachableError:
+def _host_key_error(
+    name: str, pins: Sequence[HostKeyPin], shown: Sequence[paramiko.PKey], place: str
+) -> UnreachableError:
     if not shown:
         types = ", ".join(sorted({pin.key_type or "" for pin in pins}))
         return UnreachableError(
@@ -188,7 +214,7 @@ def _host_key_error(host: str, pins: Sequence[HostKeyPin], shown: list[paramiko.
             next_step="if the host was reinstalled on purpose, pin its new key in sb.yml",
         )
     offered = "; ".join(f"{key.get_name()} {key.fingerprint}" for key in shown)
-    line = f'hosts.{host}.host_key: "{shown[0].fingerprint}"'
+    line = f'for {name} in sb.yml: host_key: "{shown[0].fingerprint}"'
     if not pins:
         return UnreachableError(
             "ssh.host_key_unknown",

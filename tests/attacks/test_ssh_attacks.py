@@ -452,7 +452,7 @@ def test_E14_weak_algorithms_are_off(hostile: HostileSsh) -> None:
     hostile.behaviour = prints(b"ok")
     transport = SshTransport("gpu-a", hostile.connection, SYSTEM_CLOCK)
     transport.run(["probe"], stdin=b"", deadline_s=LONG_S)
-    inner = transport._connected()
+    inner = transport._connected(LONG_S)
     offered = {*inner.preferred_ciphers, *inner.preferred_macs, *inner.preferred_keys}
     transport.close()
     assert not [name for name in offered if any(weak in name for weak in ("cbc", "md5", "sha1", "3des", "ssh-rsa"))]

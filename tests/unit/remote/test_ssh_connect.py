@@ -12,11 +12,12 @@ from typing import Any
 import paramiko
 import pytest
 
+from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.connection import Connection
 from sbctl.base.errors import InputError, UnreachableError
 from sbctl.remote import ssh_connect
 from sbctl.remote.host_key import HostKeyPin, key_families
-from sbctl.remote.ssh_connect import connect
+from sbctl.remote.ssh_links import SshLinks
 from tests.simulators.hostile_ssh import HostileSsh
 
 SHORT_S = 0.3
@@ -28,9 +29,13 @@ def server(tmp_path: Path) -> Iterator[HostileSsh]:
         yield running
 
 
+def _connect(connection: Connection) -> paramiko.Transport:
+    return SshLinks(SYSTEM_CLOCK).connect(connection.path("gpu-a"), deadline_s=30)
+
+
 def _failure(connection: Connection) -> UnreachableError:
     with pytest.raises(UnreachableError) as caught:
-        connect("gpu-a", connection)
+        _connect(connection)
     return caught.value
 
 
@@ -72,7 +77,7 @@ def test_a_network_that_is_cut_is_noticed_long_before_tcp_gives_up(
         return dialed[-1]
 
     monkeypatch.setattr(socket, "create_connection", kept)
-    transport = connect("gpu-a", server.connection)
+    transport = _connect(server.connection)
     limits = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for each in dialed if each.fileno() >= 0]
     transport.close()
     assert set(limits) == {45_000}
@@ -102,7 +107,7 @@ def test_a_port_that_does_not_speak_ssh_is_a_lost_connection(
         (None, "ssh.identity_unusable", "does not exist"),
         (b"", "ssh.identity_unusable", "not a private key"),
         (b"ssh-ed25519 AAAA", "ssh.identity_unusable", "not a private key"),
-        ("encrypted", "ssh.identity_unusable", "encrypted"),
+        ("encrypted", "ssh.passphrase_needed", "encrypted"),
     ],
 )
 def test_a_key_file_that_cannot_be_used_is_named_and_nobody_is_dialled(
