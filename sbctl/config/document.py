@@ -99,6 +99,8 @@ class Document:
     """Scalars written without quotes."""
     complete: bool = False
     """False: the parser stopped at an error."""
+    parts: dict[Path, Document] = field(default_factory=dict)
+    """Of a document joined from several files: the one that each path of `nodes` stands in."""
 
     @cached_property
     def lines(self) -> list[str]:
@@ -136,6 +138,8 @@ class Document:
 
     def span_at(self, line: int, column: int, length: int = 1) -> SourceSpan:
         """`line` and `column` count from 0; the span counts from 1."""
+        if self.parts:
+            return self.parts[()].span_at(line, column, length)
         room = max(1, len(self.lines[line]) - column) if 0 <= line < len(self.lines) else 1
         return SourceSpan(self.path, line + 1, column + 1, max(1, min(length, room)), self.source_line(line))
 
@@ -144,9 +148,10 @@ class Document:
         for size in range(len(path), -1, -1):
             node = self.nodes.get(path[:size])
             if node is not None:
+                part = self.parts.get(path[:size], self)
                 if node.key_length:
-                    return self.span_at(node.key_line, node.key_column, node.key_length)
-                return self._value_span(node)
+                    return part.span_at(node.key_line, node.key_column, node.key_length)
+                return part._value_span(node)
         return None
 
     def value_span(self, path: Path) -> SourceSpan | None:
@@ -154,7 +159,7 @@ class Document:
         node = self.nodes.get(path)
         if node is None or node.end == node.start:
             return self.key_span(path)
-        return self._value_span(node)
+        return self.parts.get(path, self)._value_span(node)
 
     def _value_span(self, node: Node) -> SourceSpan:
         first = self.text[node.start : node.end].split("\n", 1)[0].rstrip()
@@ -167,4 +172,6 @@ class Document:
     def written(self, path: Path) -> str | None:
         """The characters of a plain scalar as they stand in the file; None for anything else."""
         node = self.nodes.get(path)
-        return None if node is None or path not in self.plain else self.text[node.start : node.end]
+        return (
+            None if node is None or path not in self.plain else self.parts.get(path, self).text[node.start : node.end]
+        )

@@ -17,9 +17,9 @@ from sbctl.base.suggest import did_you_mean
 from sbctl.config.document import Document, Path, names_secret
 from sbctl.config.fields import Place, children_of, type_in_words
 from sbctl.config.file_model import SbFile
+from sbctl.config.including import read_config
 from sbctl.config.interpolate import Variables, expanded
 from sbctl.config.planes import ACCESS, foreign_names
-from sbctl.config.reader import read_yaml
 
 __all__ = [
     "Explanation",
@@ -146,7 +146,7 @@ class _ForeignError(Exception):
 def _read(file: FilePath | None) -> Document | None:
     if file is None:
         return None
-    document = read_yaml(file)
+    document = read_config(file)
     if not document.complete:
         raise ConfigError(document.findings)
     return document

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from sbctl.base.field_types import Block, Id, PlainText, expected
+from sbctl.base.field_types import Block, FilePath, Id, Items, PlainText, expected
 
 __all__ = ["FileShape", "SecretReference"]
 
@@ -33,7 +33,11 @@ class FileShape(Block):
     required_sbctl: PlainText | None = Field(
         default=None, description='Which versions of sbctl may use this file, as ">=0.1".'
     )
-    include: Any = Field(default=None, description="Other files to read; not in this version.")
+    include: Items[FilePath] = Field(
+        default=(),
+        max_length=256,
+        description="Other files of the same form, and patterns such as hosts/*.yml, relative to this one and inside its directory.",
+    )
     fleet: Any = None
     secrets: dict[Id, SecretReference] = Field(
         default_factory=dict, max_length=256, description="Where secrets are, by name; used as secret:NAME."

@@ -13,10 +13,10 @@ from sbctl.config.document import Document
 from sbctl.config.file_shape import FileShape
 from sbctl.config.fleet import FleetModel
 from sbctl.config.fleet_loading import load_fleet
+from sbctl.config.including import read_config
 from sbctl.config.interpolate import Variables, expanded
 from sbctl.config.layers import Layer, View
 from sbctl.config.planes import foreign_names, without_foreign
-from sbctl.config.reader import read_yaml
 from sbctl.config.served import report_foreign
 
 __all__ = ["load", "load_document"]
@@ -37,7 +37,7 @@ def load(
     Without `require_pins` a host may lack a pinned key: for who lists hosts or pins them, never for who connects.
     Raises InputError `file.*`, ConfigError with every finding of the file, RefusedError `config.open_endpoint`.
     """
-    return load_document(read_yaml(path), environ=environ, keyed=keyed, require_pins=require_pins)
+    return load_document(read_config(path), environ=environ, keyed=keyed, require_pins=require_pins)
 
 
 def load_document(
@@ -72,16 +72,14 @@ def _top_level(report: Report, document: Document, environ: Mapping[str, str]) -
     written = raw_fleet.get("accept_unenforced") if isinstance(raw_fleet, dict) else None
     accepted = tuple(each for each in written if isinstance(each, str)) if isinstance(written, list) else ()
     report_foreign(report, view, "", [each for each in found if each.path[0] in foreign_names("")], accepted)
-    expansion = expanded(value, Variables((environ,)))
+    expansion = expanded({key: child for key, child in value.items() if key != "include"}, Variables((environ,)))
+    if "include" in value:
+        # Followed as it stands, before any variable was known.
+        expansion.value["include"] = value["include"]
     report_expansion(report, view, expansion.problems)
     broken = [path for path, _, _ in expansion.problems]
     checked = validated(report, FileShape, expansion.value, view, texts=expansion.texts, broken=broken)
     shape = checked.model or FileShape()
-    if shape.include is not None:
-        notes = ("write everything in one file",)
-        report.add(
-            "config.not_available", "include: is not in this version of sbctl", view.key_span(("include",)), notes=notes
-        )
     if shape.required_sbctl is not None:
         _check_version(report, shape.required_sbctl, view)
     return shape

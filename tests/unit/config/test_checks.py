@@ -111,7 +111,7 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         (proxy(top="admin: {rate_limit_per_minute: 100}"), "config.unenforced", "rate_limit_per_minute"),
         (proxy(top="cluster: {cluster_id: c}"), "config.not_available", "a cluster"),
         (proxy(top="cluster: {cluster_id: c, replication: {factor: 9}}"), "config.out_of_range", "at most 8"),
-        ("include: [x.yml]\n" + proxy(), "config.not_available", "include:"),
+        ("include: [x.yml]\n" + proxy(), "file.missing", "x.yml cannot be included"),
         ("fleet: {state: {backend: postgres}}\n" + proxy(), "config.not_available", "remote state"),
         ("fleet: {state: {encryption: {}}}\n" + proxy(), "config.not_available", "encrypted state"),
         ("fleet: {update: {max_unavailable: 1}}\n" + proxy(), "config.not_available", "rolling updates"),

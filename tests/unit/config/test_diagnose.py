@@ -121,7 +121,7 @@ origins:
     assert [(each.code, at(each)[0]) for each in found] == [
         ("config.unsupported_version", 1),
         ("config.unknown_field", 2),
-        ("config.not_available", 3),
+        ("file.missing", 3),
         ("config.bad_value", 4),
         ("yaml.number_refused", 6),
         ("config.wrong_type", 7),

@@ -29,7 +29,7 @@ from sbctl.config.reference import reference_markdown
             "origins.action.providers",
             "list of a managed provider or a serving provider or an external provider",
         ),
-        (("include",), "include", "any value"),
+        (("include",), "include", "list of text"),
     ],
 )
 def test_locate(path: tuple[str | int, ...], dotted: str, words: str) -> None:
