@@ -11,14 +11,14 @@ from typing import Final
 from sbctl.base.display import display_safe
 from sbctl.base.errors import InputError
 
-__all__ = ["ANY_KEY", "HostKeyPin", "key_families"]
+__all__ = ["ANY_KEY", "KEY_FAMILIES", "HostKeyPin", "key_families"]
 
-_KEY_FAMILIES: Final = (
+KEY_FAMILIES: Final = (
     ("ssh-ed25519",),
     ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
     ("rsa-sha2-512", "rsa-sha2-256"),
 )
-ANY_KEY: Final = tuple(name for family in _KEY_FAMILIES for name in family)
+ANY_KEY: Final = tuple(name for family in KEY_FAMILIES for name in family)
 
 
 class HostKeyPin:
@@ -56,9 +56,9 @@ def key_families(pins: Sequence[HostKeyPin]) -> tuple[tuple[str, ...], ...]:
         return (ANY_KEY,)
     types = [pin.key_type for pin in pins]
     if None in types:
-        return (ANY_KEY, *_KEY_FAMILIES)
+        return (ANY_KEY, *KEY_FAMILIES)
     wanted = {"rsa-sha2-512" if name == "ssh-rsa" else name for name in types}
-    return tuple(family for family in _KEY_FAMILIES if wanted & set(family))
+    return tuple(family for family in KEY_FAMILIES if wanted & set(family))
 
 
 def _fingerprint(digest: bytes) -> str:

@@ -21,12 +21,13 @@ import paramiko
 
 from sbctl.base.connection import Jump
 from sbctl.base.errors import UnreachableError
+from sbctl.base.host_keys import HostKey, parse_host_key
 from sbctl.base.limits import SSH_CONNECT_DEADLINE_S, SSH_KEEPALIVE_S, SSH_UNANSWERED_S
-from sbctl.remote.host_key import ANY_KEY, HostKeyPin, key_families
+from sbctl.remote.host_key import ANY_KEY, KEY_FAMILIES, HostKeyPin, key_families
 from sbctl.remote.ssh_login import Login
 from sbctl.remote.transport import foreign_text
 
-__all__ = ["DISABLED_ALGORITHMS", "connect_hop", "hop_place"]
+__all__ = ["DISABLED_ALGORITHMS", "connect_hop", "hop_place", "shown_host_key"]
 
 DISABLED_ALGORITHMS: Final[dict[str, list[str]]] = {
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
@@ -69,6 +70,25 @@ def connect_hop(
         transport.close()
         shown.append(key)
     raise _host_key_error(hop.name, pins, shown, place)
+
+
+def shown_host_key(hop: Jump, *, place: str, through: paramiko.Transport | None, seconds: float) -> HostKey:
+    """The best key that the sshd proves to have, pinned or not; nobody logs in. Raises UnreachableError."""
+    limit_s = min(SSH_CONNECT_DEADLINE_S, max(0.1, seconds))
+    for family in KEY_FAMILIES:
+        carrier = _dial(hop, place, limit_s) if through is None else _open_through(through, hop, place, limit_s)
+        transport = _handshake(carrier, family, place, limit_s, optional=True)
+        if transport is None:
+            continue
+        shown = transport.get_remote_server_key()
+        transport.close()
+        try:
+            return parse_host_key(shown.get_name(), shown.get_base64())
+        except ValueError as error:
+            raise UnreachableError(
+                "ssh.host_key_unusable", f"the host shows no key to pin: {error}", place=place
+            ) from error
+    raise UnreachableError("ssh.no_common_algorithm", "the host has no key of an algorithm that we trust", place=place)
 
 
 def _is_of(key: paramiko.PKey, family: tuple[str, ...]) -> bool:
@@ -211,7 +231,7 @@ def _host_key_error(
             "ssh.host_key_changed",
             f"the host has no key of the pinned type {types}",
             place=place,
-            next_step="if the host was reinstalled on purpose, pin its new key in sb.yml",
+            next_step="if the host was reinstalled on purpose, pin its new key (sbctl host trust)",
         )
     offered = "; ".join(f"{key.get_name()} {key.fingerprint}" for key in shown)
     line = f'for {name} in sb.yml: host_key: "{shown[0].fingerprint}"'
@@ -220,12 +240,12 @@ def _host_key_error(
             "ssh.host_key_unknown",
             f"no host key is pinned for this host; it shows {offered}",
             place=place,
-            next_step=f"compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host, then write {line}",
+            next_step=f"compare with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host, then: sbctl host trust {name}; or write {line}",
         )
     pinned = ", ".join(pin.fingerprint for pin in pins)
     return UnreachableError(
         "ssh.host_key_changed",
         f"THE HOST KEY IS NOT THE PINNED ONE: pinned {pinned}, shown {offered}; somebody may be in between",
         place=place,
-        next_step=f"only if the host was reinstalled on purpose and the fingerprint was compared there, write {line}",
+        next_step=f"only if the host was reinstalled on purpose and the fingerprint was compared there: sbctl host trust {name}; or write {line}",
     )

@@ -16,9 +16,10 @@ import paramiko
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Jump
 from sbctl.base.errors import SbctlError
+from sbctl.base.host_keys import HostKey
 from sbctl.base.limits import SSH_HANDSHAKES_MAX, SSH_KEEPALIVE_S, SSH_UNANSWERED_S
 from sbctl.remote.secrets import SecretSource, no_secrets
-from sbctl.remote.ssh_connect import connect_hop, hop_place
+from sbctl.remote.ssh_connect import connect_hop, hop_place, shown_host_key
 from sbctl.remote.ssh_login import Keyring
 from sbctl.remote.transport import lost, timed_out
 
@@ -45,6 +46,24 @@ class SshLinks:
         Raises UnreachableError, whose place names the hop that failed; InputError for a pin, key or reference that is none.
         """
         return self._connect(tuple(path), self._clock.monotonic_s() + deadline_s)
+
+    def host_key(self, path: Sequence[Jump], *, deadline_s: float) -> HostKey:
+        """The key that the last of `path` shows, pinned or not; those before it are logged in to, so they must be pinned.
+
+        Raises UnreachableError, whose place names the hop that failed.
+        """
+        whole, deadline = tuple(path), self._clock.monotonic_s() + deadline_s
+        place = hop_place(whole)
+        through = self._jump(whole[:-1], deadline) if len(whole) > 1 else None
+        if not self._starts.acquire(timeout=max(0.0, deadline - self._clock.monotonic_s())):
+            raise timed_out(place, deadline_s)
+        try:
+            left = max(0.0, deadline - self._clock.monotonic_s())
+            return shown_host_key(whole[-1], place=place, through=through, seconds=left)
+        except _LOST as error:
+            raise lost(hop_place(whole[:-1] or whole)) from error
+        finally:
+            self._starts.release()
 
     def close(self) -> None:
         """Close the connections to jumps. Never raises."""
