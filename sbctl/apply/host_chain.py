@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sbctl.apply.draining import HostDrain
 from sbctl.apply.events import ChangeDone, ChangeFailed, ChangeSkipped, HostFinished, HostStarted
 from sbctl.apply.journal import HardStopped, JournalFailedError, StepResult
 from sbctl.apply.outcome import ChangeResult, HostResult, host_status, status_counts
@@ -42,6 +43,7 @@ class HostChain:
         self._next = 0
         self._started = False
         self._facts_checked = False
+        self._drain = HostDrain(host, run)
 
     def advance(self) -> bool:
         """True when every row of the host is settled; False when the next unit waits for a unit of another host."""
@@ -89,7 +91,8 @@ class HostChain:
         )
 
     def finish(self) -> None:
-        """Tell that the host is done and close its session."""
+        """Tell that the host is done, in service again, and close its session."""
+        self._drain.end()
         self._run.board.drop_session(self.host)
         result = self.result()
         self._run.emitter.emit(HostFinished(self.host, result.status, dict(result.counts), result.degraded))
@@ -104,6 +107,7 @@ class HostChain:
             if not unit.only_forgets:
                 if not self._ready(unit):
                     return False
+                self._drain.before(unit)
                 self._run_steps(unit, done)
             else:
                 self._forget(unit)
@@ -138,6 +142,7 @@ class HostChain:
             self._steps.take_lease()
             snapshot = self._steps.observe("comparing the host with the plan")
             self._run.verifier.check_facts(self.host, snapshot)
+            self._drain.observed(snapshot)
         except HardStopped:
             self._settle_rest("not_started", "interrupted", first=unit)
             return False

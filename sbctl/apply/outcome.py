@@ -81,6 +81,8 @@ class ApplyOptions:
     """How long another operator's lease is waited for."""
     update: UpdatePolicy | None = None
     """How the run rolls over hosts; None: all at once, as far as `parallelism` goes."""
+    drain_deadline_s: float = 60.0
+    """How long running requests may go on before a change that restarts something; only with `update`."""
     hard_stop_wait_s: float = 5.0
     """After the second signal: how long running calls may take to notice that their session is closed."""
 

@@ -16,9 +16,20 @@ from typing import Any
 
 from sbctl.node.paths import NodePaths
 
-__all__ = ["LEASE_MAX_BYTES", "boot_id", "boottime_s", "is_fresh", "lease_path", "parse_lease", "read_lease"]
+__all__ = [
+    "LEASE_MAX_BYTES",
+    "boot_id",
+    "boottime_s",
+    "is_fresh",
+    "lease_path",
+    "may_be_held",
+    "parse_lease",
+    "read_lease",
+    "shown",
+]
 
 LEASE_MAX_BYTES = 4096
+_UNSEEN_S = 120.0
 
 
 def lease_path(paths: NodePaths) -> str:
@@ -75,6 +86,17 @@ def read_lease(paths: NodePaths) -> dict[str, Any] | None:
     finally:
         os.close(fd)
     return shown(told) if is_fresh(told) else None
+
+
+def may_be_held(paths: NodePaths) -> bool:
+    """Whether somebody holds the lease, also for a process that may not look into it: then by when it was renewed last."""
+    path = lease_path(paths)
+    if os.access(path, os.R_OK):
+        return read_lease(paths) is not None
+    try:
+        return time.time() - os.stat(path).st_mtime < _UNSEEN_S
+    except OSError:
+        return False
 
 
 def shown(told: dict[str, Any]) -> dict[str, Any]:

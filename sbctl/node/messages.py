@@ -32,7 +32,9 @@ __all__ = [
     "DeploymentAction",
     "EngineInstall",
     "EngineRemove",
+    "HostDrain",
     "HostMark",
+    "HostResume",
     "HostUnmark",
     "LibraryFile",
     "Method",
@@ -54,6 +56,8 @@ class Method(StrEnum):
     SNAPSHOT = "snapshot"
     HOST_MARK = "host.mark"
     HOST_UNMARK = "host.unmark"
+    HOST_DRAIN = "host.drain"
+    HOST_RESUME = "host.resume"
     RUNTIME_INSTALL = "runtime.install"
     RUNTIME_ACTIVATE = "runtime.activate"
     RUNTIME_REMOVE = "runtime.remove"
@@ -86,6 +90,22 @@ class HostUnmark(_Params):
 
     lineage: str
     keep_weights: bool = False
+
+
+class HostDrain(_Params):
+    """Admit no new requests, and wait for those that run at most `deadline_s`. → {"running", "active_requests", "finished"}
+
+    `by` names the operator whose drain holds over restarts until `host.resume`; None: an apply's own, which ends with its lease on the host.
+    """
+
+    by: str | None = Field(default=None, min_length=1, max_length=200)
+    deadline_s: float = Field(default=60.0, ge=0, le=86_400)
+
+
+class HostResume(_Params):
+    """Take a drain back: an operator's (`persistent`) or an apply's own. → {"was_drained": bool}"""
+
+    persistent: bool
 
 
 class WheelFile(_Params):
@@ -219,6 +239,8 @@ class DeploymentAction(_Params):
 PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.HOST_MARK: HostMark,
     Method.HOST_UNMARK: HostUnmark,
+    Method.HOST_DRAIN: HostDrain,
+    Method.HOST_RESUME: HostResume,
     Method.RUNTIME_INSTALL: RuntimeInstall,
     Method.RUNTIME_ACTIVATE: RuntimeActivate,
     Method.RUNTIME_REMOVE: RuntimeRemove,

@@ -11,6 +11,7 @@ __all__ = [
     "BundleState",
     "DeploymentState",
     "DiskState",
+    "DrainState",
     "EngineState",
     "HostFacts",
     "HostMarker",
@@ -67,6 +68,15 @@ class LeaseState(_Fact):
     run: str = Field(default="", max_length=256)
     since: str = Field(default="", max_length=40)
     ends_in_s: float = Field(default=0.0, ge=0)
+
+
+class DrainState(_Fact):
+    """The host was taken out of service. `persistent`: by an operator, until he takes it back; else by an apply that is at work."""
+
+    by: str = Field(default="", max_length=256)
+    since: str = Field(default="", max_length=40)
+    persistent: bool = True
+    active_requests: int = Field(default=0, ge=0)
 
 
 class NodePathsState(_Fact):
@@ -160,6 +170,8 @@ class NodeSnapshot(_Fact):
     marker: HostMarker | None = None
     lease: LeaseState | None = None
     """None: nobody changes the host now."""
+    drain: DrainState | None = None
+    """None: the host is in service."""
     paths: NodePathsState | None = None
     disk: DiskState = DiskState.model_construct()
     runtime: RuntimeState = RuntimeState.model_construct()

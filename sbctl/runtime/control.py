@@ -5,6 +5,8 @@
                                                          {"progress": …}* then {"result": …} or {"error": …}
     DELETE /control/v1/bundle
     POST   /control/v1/deployments/{id}/{load|stop|reset}
+    POST   /control/v1/drain/{operator|apply}            admit nothing new → {"active_requests": …}
+    DELETE /control/v1/drain/{operator|apply}
 
 A transaction that began runs to its end even when its caller goes away: the caller finds the outcome by the next status.
 """
@@ -23,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sbctl.base import strict_json
 from sbctl.base.errors import HTTP_STATUS, InputError, SbctlError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.runtime.drain import Drain, DrainedBy
 from sbctl.runtime.listeners import read_body
 from sbctl.runtime.log import get_log
 from sbctl.runtime.reconcile import Action, Reconciler
@@ -40,9 +43,9 @@ class _BundleRequest(BaseModel):
     expected_revision: int | None = None
 
 
-def control_app(reconciler: Reconciler, status: Callable[[], dict[str, Any]]) -> web.Application:
+def control_app(reconciler: Reconciler, status: Callable[[], dict[str, Any]], drain: Drain) -> web.Application:
     """The application behind the socket; `status` gives the status document."""
-    routes = _Control(reconciler, status)
+    routes = _Control(reconciler, status, drain)
     app = web.Application(client_max_size=_BODY_MAX_BYTES)
     app.add_routes(
         [
@@ -50,20 +53,31 @@ def control_app(reconciler: Reconciler, status: Callable[[], dict[str, Any]]) ->
             web.post("/control/v1/bundle", routes.apply),
             web.delete("/control/v1/bundle", routes.clear),
             web.post("/control/v1/deployments/{deployment}/{action:load|stop|reset}", routes.act),
+            web.post("/control/v1/drain/{by:operator|apply}", routes.drain),
+            web.delete("/control/v1/drain/{by:operator|apply}", routes.resume),
         ]
     )
     return app
 
 
 class _Control:
-    def __init__(self, reconciler: Reconciler, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, reconciler: Reconciler, status: Callable[[], dict[str, Any]], drain: Drain) -> None:
         self._reconciler = reconciler
+        self._drain = drain
         self._status = status
         self._running: set[asyncio.Task[Any]] = set()
         self._log = get_log("control")
 
     async def status(self, _request: web.Request) -> web.Response:
         return web.json_response(self._status())
+
+    async def drain(self, request: web.Request) -> web.Response:
+        self._drain.begin(cast("DrainedBy", request.match_info["by"]))
+        return web.json_response({"active_requests": self._drain.active})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        self._drain.end(cast("DrainedBy", request.match_info["by"]))
+        return web.json_response({})
 
     async def apply(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})

@@ -27,6 +27,7 @@ from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.binding import base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.data_plane import DataPlane
+from sbctl.runtime.drain import Drain
 from sbctl.runtime.engine_host import ChildEngineHost
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.listeners import Listener
@@ -60,6 +61,7 @@ class Daemon:
         config, paths = settings.config, settings.paths
         prepare_directories(paths, (paths.engine_records, paths.state / "run"))
         self._metrics = RuntimeMetrics()
+        self._drain = Drain(paths)
         self._store = RuntimeStore(paths.database, paths.bundle)
         self._host = ChildEngineHost(OwnershipRecords(paths.engine_records), paths.state / "run")
         provisioner = NodeProvisioner(paths, settings.cache_directory, paths.state / "run")
@@ -78,7 +80,9 @@ class Daemon:
             by_hand=settings.started_by_hand,
         )
         self._metrics.watch(self._reconciler)
-        self._data = DataPlane(self._reconciler, self._metrics, bound_to_loopback=is_loopback(config.http_bind_address))
+        self._data = DataPlane(
+            self._reconciler, self._metrics, self._drain, bound_to_loopback=is_loopback(config.http_bind_address)
+        )
         self._listeners: list[Listener] = []
         self._restored = False
         self._http_url = ""
@@ -97,6 +101,7 @@ class Daemon:
             "admin_url": self._admin_url,
             "started_by_hand": self._settings.started_by_hand,
             "changing": self._reconciler.is_changing,
+            "drain": self._drain.state(),
             "bundle": None if bundle is None else bundle.model_dump(mode="json"),
             "deployments": [state.model_dump(mode="json") for state in self._reconciler.deployments()],
         }
@@ -117,7 +122,9 @@ class Daemon:
             self._restored = True
             self._notifier.ready(f"serving {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
+            watching = asyncio.create_task(self._drain.watch())
             await self._wait(stop)
+            watching.cancel()
         finally:
             await self._shut_down()
 
@@ -141,7 +148,7 @@ class Daemon:
                 bind=config.admin_bind,
             )
             await self._listen(plane.app(), admin)
-        await self._listen(control_app(self._reconciler, self.status), _bind_unix(self._settings.paths.control_socket))
+        await self._listen(control_app(self._reconciler, self.status, self._drain), _bind_unix(self._settings.paths.control_socket))
 
     async def _listen(self, app: Any, sock: socket.socket) -> None:
         listener = Listener(app)

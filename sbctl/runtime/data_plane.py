@@ -17,6 +17,7 @@ from sbctl.base.errors import HTTP_STATUS, EngineError, RefusedError, SbctlError
 from sbctl.base.limits import DATA_BODY_MAX_BYTES
 from sbctl.runtime.admission import Priority
 from sbctl.runtime.completion_request import Kind, engine_body, read_request
+from sbctl.runtime.drain import Drain
 from sbctl.runtime.engine_client import ENGINE_ERRORS
 from sbctl.runtime.generation import Generation, Lease
 from sbctl.runtime.http_errors import error_response
@@ -54,7 +55,10 @@ class _Asked:
 class DataPlane:
     """Handlers of the public listener. `bound_to_loopback`: only this machine can reach it."""
 
-    def __init__(self, reconciler: Reconciler, metrics: RuntimeMetrics, *, bound_to_loopback: bool) -> None:
+    def __init__(
+        self, reconciler: Reconciler, metrics: RuntimeMetrics, drain: Drain, *, bound_to_loopback: bool
+    ) -> None:
+        self._drain = drain
         self._reconciler = reconciler
         self._metrics = metrics
         self._on_loopback = bound_to_loopback
@@ -82,13 +86,14 @@ class DataPlane:
     # Handlers
 
     async def _health(self, request: web.Request) -> web.Response:
-        """/livez and /healthz: the process answers. /readyz and /health: every deployment that should be warm is ready."""
+        """/livez and /healthz: the process answers. /readyz and /health: every deployment that should be warm is ready,
+        and the host is in service."""
         cold = [
             name
             for name, generation in self._reconciler.generations.items()
             if generation.member.warm and not generation.ready_replicas
         ]
-        bad = request.path in ("/readyz", "/health") and (bool(cold) or self._stopping)
+        bad = request.path in ("/readyz", "/health") and (bool(cold) or self._stopping or self._drain.is_on)
         document = {"status": "unavailable" if bad else "ok"}
         return web.json_response(document, status=503 if bad else 200, headers=json_headers())
 
@@ -111,6 +116,10 @@ class DataPlane:
 
     async def _complete(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         caller = self._caller(request)
+        with self._drain.request():
+            return await self._complete_for(caller, request, kind)
+
+    async def _complete_for(self, caller: Caller, request: web.Request, kind: Kind) -> web.StreamResponse:
         if request.content_type != "application/json":
             raise RefusedError("unsupported_media_type", "the body is application/json")
         data = await read_body(request, max_bytes=DATA_BODY_MAX_BYTES)

@@ -17,9 +17,11 @@ from aiohttp import web
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.secret import Secret
+from sbctl.node.paths import node_paths
 from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.data_plane import DataPlane
+from sbctl.runtime.drain import Drain
 from sbctl.runtime.listeners import PROBE_ROUTES, Listener, ListenerLimits, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import quiet
@@ -52,6 +54,7 @@ class Target:
             by_hand=True,
         )
         self.metrics.watch(self.reconciler)
+        self.paths = node_paths(0, {"SBCTL_NODE_PREFIX": str(folder)})
         self.listeners: list[Listener] = []
         self.admin_port = self.data_port = 0
 
@@ -72,7 +75,7 @@ class Target:
         await self._listen(self.admin, sock)
         sock = bind_tcp("127.0.0.1", 0)
         self.data_port = sock.getsockname()[1]
-        await self._listen(DataPlane(self.reconciler, self.metrics, bound_to_loopback=True).app(), sock)
+        await self._listen(DataPlane(self.reconciler, self.metrics, Drain(self.paths), bound_to_loopback=True).app(), sock)
         cold = member(facts(), "/engine", warm=False, pull="on_demand", cold_start="reject")
         desired = content({"q": cold}, origins={"ai.internal": OriginMember(models={"public": "q"})})
         await self.reconciler.apply_content(desired, quiet)

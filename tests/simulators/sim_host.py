@@ -89,6 +89,7 @@ class SimHost:
         self.failing_deployments: set[str] = set()
         """Ids whose replica fails after the bundle was committed: the node is degraded."""
         self.boots = 4000
+        self.drained_by: set[str] = set()
 
     @property
     def bootstrapped(self) -> bool:
@@ -182,6 +183,8 @@ class SimHost:
         return {
             Method.HOST_MARK: self._mark,
             Method.HOST_UNMARK: self._unmark,
+            Method.HOST_DRAIN: self._drain,
+            Method.HOST_RESUME: self._resume,
             Method.RUNTIME_INSTALL: self._install_runtime,
             Method.RUNTIME_ACTIVATE: self._activate,
             Method.RUNTIME_REMOVE: self._remove_runtime,
@@ -209,6 +212,14 @@ class SimHost:
         if not request.keep_weights:
             self.artifacts = {}
         return {}
+
+    def _drain(self, request: messages.HostDrain, _: Progress) -> Mapping[str, Any]:
+        self.drained_by.add(request.by or "apply")
+        return {"running": self.running, "active_requests": 0, "finished": True}
+
+    def _resume(self, request: messages.HostResume, _: Progress) -> Mapping[str, Any]:
+        self.drained_by = {by for by in self.drained_by if (by == "apply") == request.persistent}
+        return {"was_drained": bool(self.drained_by)}
 
     def _require_lineage(self, lineage: str) -> None:
         if self.marker is not None and self.marker.lineage != lineage:

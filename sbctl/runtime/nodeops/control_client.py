@@ -49,6 +49,13 @@ class ControlClient:
     def clear_bundle(self, *, timeout_s: float) -> dict[str, Any]:
         return self._json("DELETE", "/control/v1/bundle", None, timeout_s)
 
+    def drain(self, by: str, *, timeout_s: float = _QUICK_S) -> dict[str, Any]:
+        """Admit nothing new. `by`: operator, apply."""
+        return self._json("POST", f"/control/v1/drain/{by}", {}, timeout_s)
+
+    def resume(self, by: str, *, timeout_s: float = _QUICK_S) -> dict[str, Any]:
+        return self._json("DELETE", f"/control/v1/drain/{by}", None, timeout_s)
+
     def deployment_action(self, deployment: str, action: str, *, timeout_s: float) -> dict[str, Any]:
         return self._json("POST", f"/control/v1/deployments/{deployment}/{action}", {}, timeout_s)
 

@@ -16,6 +16,7 @@ from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import EngineError, HostError, InputError, SbctlError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.engines.detect import find_llama_server, installed_wheels, probe_llama_server
+from sbctl.node.drain_file import read_drain
 from sbctl.node.facts import FactsError, gather
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
@@ -69,6 +70,7 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "bootstrapped": True,
         "host": facts["host"],
         "marker": facts["marker"],
+        "drain": status.get("drain") or read_drain(paths),
         "paths": facts["paths"],
         "disk": {"cache_free_bytes": fs.free_bytes(root), "state_free_bytes": fs.free_bytes(paths.state)},
         "runtime": _runtime(context, facts, status),

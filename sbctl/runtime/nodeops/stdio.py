@@ -37,6 +37,8 @@ _PROGRESS_INTERVAL_S: Final = 0.2
 
 _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.SNAPSHOT: ("snapshot", "answer_snapshot"),
+    Method.HOST_DRAIN: ("drain_ops", "drain_host"),
+    Method.HOST_RESUME: ("drain_ops", "resume_host"),
     Method.RUNTIME_ACTIVATE: ("runtime_ops", "activate"),
     Method.RUNTIME_REMOVE: ("runtime_removal", "remove_runtime"),
     Method.ENGINE_INSTALL: ("engine_ops", "install_engine"),

@@ -11,13 +11,15 @@ import pytest
 
 from sbctl.apply.cancellation import Cancellation
 from sbctl.apply.events import HostStarted, RolloutPaused
-from sbctl.base.errors import ExitCode
+from sbctl.base.errors import ExitCode, InputError
 from sbctl.base.update_policy import UpdatePolicy
+from sbctl.node.lease import LeaseClaim
 from sbctl.plan.model import BlastRadius, Plan
-from tests.simulators.small_kinds import Wanted
+from tests.simulators.small_kinds import Wanted, member_of
 from tests.simulators.small_world import SmallWorld
 
 HOSTS = ("a", "b", "c", "d")
+LEASE = LeaseClaim("ops@laptop", "apply serial 12", "lineage", "12-a")
 
 
 def _plan(world: SmallWorld, radius: BlastRadius = BlastRadius.RESTART) -> Plan:
@@ -130,3 +132,48 @@ def test_changes_that_nobody_notices_do_not_wait_for_each_other() -> None:
     result = world.execute(_plan(world, BlastRadius.RELOAD), update=UpdatePolicy(1, pause_secs=600))
     assert set(_statuses(result).values()) == {"done"}
     assert world.events.of(RolloutPaused) == []
+
+
+class TestDrain:
+    """A host whose engines are to restart turns new requests away first, while others answer."""
+
+    CHANGED = {name: Wanted("2.0", ("m",), {"chat": member_of("m")}) for name in ("a", "b")}  # noqa: RUF012
+    SERVING = {name: Wanted("1.0", ("m",), {"chat": member_of("m")}) for name in ("a", "b")}  # noqa: RUF012
+
+    def _changed(self, radius: BlastRadius = BlastRadius.RESTART, **options: Any) -> tuple[SmallWorld, Any]:
+        world = SmallWorld("a", "b")
+        world.apply(self.SERVING)
+        plan = world.plan(self.CHANGED)
+        plan = replace(plan, changes=tuple(replace(change, blast_radius=radius) for change in plan.changes))
+        world.fleet.calls.clear()
+        return world, world.execute(plan, **options)
+
+    def test_it_comes_before_the_first_change_and_ends_after_the_last(self) -> None:
+        world, result = self._changed(update=UpdatePolicy(), lease=LEASE)
+        assert result.exit_code == ExitCode.DONE
+        methods = world.fleet.methods("a")
+        assert (methods[0], methods[-1]) == ("host.drain", "host.resume")
+        assert methods.count("host.drain") == 1
+        assert world.fleet.hosts["a"].drained_by == set()
+
+    def test_a_host_is_in_service_again_after_a_failure(self) -> None:
+        world = SmallWorld("a")
+        world.apply({"a": self.SERVING["a"]})
+        plan = world.plan({"a": self.CHANGED["a"]})
+        plan = replace(plan, changes=tuple(replace(one, blast_radius=BlastRadius.RESTART) for one in plan.changes))
+        world.fleet.break_call("fail", method="engine.install")
+        assert world.execute(plan, update=UpdatePolicy()).exit_code == ExitCode.FAILED
+        assert world.fleet.methods("a")[-1] == "host.resume"
+
+    def test_nothing_is_turned_away_for_what_nobody_notices_or_without_a_policy(self) -> None:
+        for world, _ in (self._changed(BlastRadius.RELOAD, update=UpdatePolicy()), self._changed()):
+            assert "host.drain" not in world.fleet.methods()
+
+    def test_a_runtime_that_cannot_drain_is_changed_all_the_same(self) -> None:
+        world = SmallWorld("a")
+        world.apply({"a": self.SERVING["a"]})
+        plan = world.plan({"a": self.CHANGED["a"]})
+        plan = replace(plan, changes=tuple(replace(one, blast_radius=BlastRadius.RESTART) for one in plan.changes))
+        unknown = InputError("node.unknown_method", "this host answers no method 'host.drain'")
+        world.fleet.break_call("fail", method="host.drain", error=unknown)
+        assert world.execute(plan, update=UpdatePolicy()).exit_code == ExitCode.DONE

@@ -1,0 +1,88 @@
+"""Taking a host out of service without cutting anybody off: new requests get 503 with Retry-After, those that run go on, /readyz says no.
+
+operator   `sbctl host drain`: a file says so, so it holds over restarts until `sbctl host resume`
+apply      around a change that restarts something: in memory only, and over as soon as nobody holds the host's lease any more,
+           so an apply that dies leaves no host out of service
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from sbctl.base.errors import EngineError
+from sbctl.node.drain_file import read_drain
+from sbctl.node.lease_file import may_be_held
+from sbctl.node.paths import NodePaths
+from sbctl.runtime.log import get_log
+
+__all__ = ["Drain", "DrainedBy"]
+
+DrainedBy = Literal["operator", "apply"]
+
+_LOOK_S: Final = 2.0
+_RETRY_AFTER_S: Final = 5
+
+
+class Drain:
+    """Of one runtime. `active` counts requests from their arrival to their last byte."""
+
+    def __init__(self, paths: NodePaths) -> None:
+        self._paths = paths
+        self._operator = read_drain(paths)
+        self._apply = False
+        self.active = 0
+        self._log = get_log("drain")
+
+    @property
+    def is_on(self) -> bool:
+        return self._operator is not None or self._apply
+
+    def state(self) -> dict[str, Any] | None:
+        """For the status document; None while the host is in service."""
+        if not self.is_on:
+            return None
+        told = self._operator or {"by": "apply", "since": ""}
+        return {**told, "persistent": self._operator is not None, "active_requests": self.active}
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Around a request. Raises EngineError `draining` for one that comes too late."""
+        if self.is_on:
+            raise EngineError(
+                "draining",
+                "this host is being taken out of service",
+                retryable=True,
+                detail={"retry_after_s": _RETRY_AFTER_S},
+            )
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+    def begin(self, by: DrainedBy) -> None:
+        """From now on nothing new; again is the same."""
+        if by == "apply":
+            self._apply = True
+        else:
+            self._operator = read_drain(self._paths)
+        self._log.info("draining", by=by, active=self.active)
+
+    def end(self, by: DrainedBy) -> None:
+        """Take back what `by` began; what the other began holds on."""
+        if by == "apply":
+            self._apply = False
+        else:
+            self._operator = read_drain(self._paths)
+        self._log.info("resumed" if not self.is_on else "still drained", by=by)
+
+    async def watch(self) -> None:
+        """End an apply's drain when that apply is gone. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._apply and not may_be_held(self._paths):
+                self._log.warning("the apply that drained this host is gone")
+                self.end("apply")
