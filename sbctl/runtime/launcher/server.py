@@ -125,7 +125,7 @@ class LauncherServer:
                 await writer.drain()
                 return
             await self._converse(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+        except ConnectionError:
             pass
         finally:
             self._connections.discard(task)
@@ -150,7 +150,16 @@ class LauncherServer:
                     return
                 answer = await self._until_left(self._perform(request), reader)
             except SbctlError as error:
+                self._say(f"refused or failed: {error}")
                 writer.write(pack({"error": error.to_wire()}))
+            except ConnectionError:
+                raise
+            except OSError as error:
+                failure = HostError(
+                    "launcher.failed", f"the system said: {error.strerror}", place=str(error.filename or "")
+                )
+                self._say(str(failure))
+                writer.write(pack({"error": failure.to_wire()}))
             else:
                 if answer is None:
                     return
