@@ -7,6 +7,7 @@ from typing import Final
 
 from providers.artifact import ArtifactProvider
 from providers.bundle import BundleProvider
+from providers.certificate import CertificateProvider
 from providers.deployment import DeploymentProvider
 from providers.engine import EngineProvider
 from providers.host import HostProvider
@@ -18,6 +19,7 @@ __all__ = ["PROVIDERS"]
 
 _ALL: Final[tuple[Provider, ...]] = (
     HostProvider(),
+    CertificateProvider(),
     RuntimeProvider(),
     EngineProvider(),
     ArtifactProvider(),

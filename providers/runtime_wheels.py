@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from providers.comparison import Blocked, Call
+from providers.comparison import Blocked, Call, Comparison
 from sbctl import __version__
 from sbctl.base.digests import sha256_file
 from sbctl.base.errors import HostError, InterruptedBySignal, RefusedError
@@ -16,7 +16,15 @@ from sbctl.node.messages import Method, RuntimeInstall, WheelFile
 from sbctl.node.snapshot import HostFacts, PythonFact
 from sbctl.provider import PerformContext, Progress
 
-__all__ = ["choose_python", "install_call", "install_runtime", "put_files", "python_problem", "stop_if_cancelled"]
+__all__ = [
+    "choose_python",
+    "delivery_problem",
+    "install_call",
+    "install_runtime",
+    "put_files",
+    "python_problem",
+    "stop_if_cancelled",
+]
 
 _OLDEST_PYTHON: Final = (3, 11)
 _VERSION_RE: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
@@ -57,6 +65,19 @@ def python_problem(facts: HostFacts, wanted_path: str | None) -> Blocked | None:
     except RefusedError as error:
         return Blocked.by(error)
     return None
+
+
+def delivery_problem(comparison: Comparison, version: str, python: str | None) -> Blocked | None:
+    """What keeps this version of the runtime from being delivered; None where it is there already, or can be."""
+    if comparison.bootstrapped and version in comparison.snapshot.runtime.installed_versions:
+        return None
+    if version != __version__:
+        return Blocked(
+            "runtime.other_version",
+            f"sb.yml pins runtime {version}, and this sbctl delivers {__version__}",
+            f"use sbctl {version}, or set fleet.runtime.version to {__version__}",
+        )
+    return python_problem(comparison.snapshot.host, python)
 
 
 def install_call(version: str, python: str | None) -> Call:
@@ -102,7 +123,10 @@ def install_runtime(params: Mapping[str, Any], context: PerformContext, *, deadl
             f"this sbctl delivers runtime {__version__}, not {version}",
             next_step=f"use sbctl {version}, or set fleet.runtime.version to {__version__}",
         )
-    facts = context.node.snapshot(SNAPSHOT_DEADLINE_S).host
+    found = context.node.snapshot(SNAPSHOT_DEADLINE_S)
+    if found.bootstrapped and version in found.runtime.installed_versions:
+        return {}
+    facts = found.host
     python = choose_python(facts, params["python"])
     wheels = context.services.wheelhouse(facts.arch, facts.libc, python.version, context.progress)
     listed = {name: WheelFile(filename=name, sha256=sha256_file(path)) for name, path in sorted(wheels.items())}

@@ -14,7 +14,7 @@ The core sees only this protocol; `providers.registry` lists the implementations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -93,6 +93,17 @@ class Services(Protocol):
 
     def next_revision(self, scope: str) -> int:
         """Allocate the next bundle revision of a scope, durably, under the state lock."""
+        ...
+
+    def issue_identity(
+        self, request: str, grant: Mapping[str, Any], *, issuer: str, validity_days: int, least_epoch: int
+    ) -> Mapping[str, str]:
+        """Certificate and signed identity document for a certificate request (PEM), above every epoch that was seen. The authority's keys stay
+        on this machine. Raises RefusedError `authority.*`, `identity.revoked`, `certificate.*`."""
+        ...
+
+    def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
+        """What stands beside every certificate: `ca` (PEM, of these fingerprints), `authority_key`, `revocations` (signed)."""
         ...
 
     def secret(self, reference: str) -> Secret:

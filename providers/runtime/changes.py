@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
 from providers.runtime.spec import fields_for_reader
-from providers.runtime_wheels import install_call, python_problem
+from providers.runtime_wheels import delivery_problem, install_call
 from sbctl import __version__
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
@@ -53,7 +53,7 @@ def _created(comparison: Comparison, desired: Desired) -> Change:
         blast_radius=action_radius("runtime", "create"),
         notes=_reboot_note(comparison),
         drifted=gone,
-        blocked=_problem(comparison, desired),
+        blocked=delivery_problem(comparison, desired.spec["version"], desired.spec["python"]),
     )
 
 
@@ -75,7 +75,8 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
         blast_radius=action_radius("runtime", "create") if down else radius,
         notes=_reboot_note(comparison),
         drifted=bool(drift),
-        blocked=_cache_in_use(comparison, leaves) or _problem(comparison, desired),
+        blocked=_cache_in_use(comparison, leaves)
+        or delivery_problem(comparison, desired.spec["version"], desired.spec["python"]),
     )
 
 
@@ -121,20 +122,6 @@ def _activation(comparison: Comparison, desired: Desired, title: str, *, restart
         )
     )
     return calls
-
-
-def _problem(comparison: Comparison, desired: Desired) -> Blocked | None:
-    """What keeps the version from being delivered."""
-    version = desired.spec["version"]
-    if comparison.bootstrapped and version in comparison.snapshot.runtime.installed_versions:
-        return None
-    if version != __version__:
-        return Blocked(
-            "runtime.other_version",
-            f"sb.yml pins runtime {version}, and this sbctl delivers {__version__}",
-            f"use sbctl {version}, or set fleet.runtime.version to {__version__}",
-        )
-    return python_problem(comparison.snapshot.host, desired.spec["python"])
 
 
 def _cache_in_use(comparison: Comparison, leaves: tuple[Leaf, ...]) -> Blocked | None:

@@ -41,6 +41,7 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
         safety_margin=model_host.safety_margin,
         shutdown_deadline_ms=model_host.shutdown_deadline_ms,
         handoff_timeout_ms=model_host.handoff_timeout_ms,
+        identity=config.has_identity(host.name),
     )
 
 
@@ -57,7 +58,8 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             if password is None
             else {"reference": password.reference, "fingerprint": password.fingerprint},
         }
-        after = frozenset({Address("host", host.name)})
+        before = ("host", "certificate") if config.has_identity(host.name) else ("host",)
+        after = frozenset(Address(kind, host.name) for kind in before)
         yield desired_resource(config, host, Address("runtime", host.name), spec, after=after)
 
 

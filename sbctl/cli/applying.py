@@ -16,6 +16,7 @@ from sbctl.base.errors import DegradedError, InputError, RefusedError, SbctlErro
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
+from sbctl.cli.authority import IdentitySigner, settle_rollover
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned
 from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
@@ -187,7 +188,12 @@ def _carry_out(
     if found.config is not None:
         workspace.store.set_trust(dict(found.config.signers or {}), found.config.key_epoch)
     services = OperatorServices(
-        workspace.clock, signer, run.allocate_revision, _secret_resolver(workspace, found), _supplies(workspace)
+        workspace.clock,
+        signer,
+        run.allocate_revision,
+        _secret_resolver(workspace, found),
+        _supplies(workspace),
+        identities=IdentitySigner(workspace, workspace.clock),
     )
     options = ApplyOptions(
         lease=LeaseClaim(
@@ -208,7 +214,7 @@ def _carry_out(
     ]
     cancel = Cancellation()
     with SignalWatch(cancel):
-        return execute(
+        result = execute(
             found.plan,
             sessions=_Sessions(workspace, found),
             run=run,
@@ -219,6 +225,10 @@ def _carry_out(
             cancel=cancel,
             given_up=given_up,
         )
+    if found.config is not None and found.config.authority is not None and found.config.authority.rollover == "remove":
+        workspace.forget()
+        settle_rollover(workspace)
+    return result
 
 
 def _supplies(workspace: Workspace) -> Supplies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from sbctl.artifacts.pull import pull
 from sbctl.base.clock import Clock
 from sbctl.base.file_slice import ByteSource
 from sbctl.base.secret import Secret
+from sbctl.cli.authority import IdentitySigner
 from sbctl.cli.signing import Signer
 from sbctl.provider import Progress
 from sbctl.remote.wheelhouse import Wheelhouse
@@ -77,12 +78,15 @@ class OperatorServices:
         allocate_revision: Callable[[str], int],
         resolve_secret: Callable[[str], Secret],
         supplies: Supplies,
+        *,
+        identities: IdentitySigner,
     ) -> None:
         self.clock = clock
         self._signer = signer
         self._allocate_revision = allocate_revision
         self._resolve_secret = resolve_secret
         self._supplies = supplies
+        self._identities = identities
 
     def wheelhouse(self, arch: str, libc: str, python_version: str, progress: Progress) -> Mapping[str, Path]:
         return self._supplies.wheelhouse(arch, libc, python_version, progress)
@@ -98,6 +102,16 @@ class OperatorServices:
 
     def next_revision(self, scope: str) -> int:
         return self._allocate_revision(scope)
+
+    def issue_identity(
+        self, request: str, grant: Mapping[str, Any], *, issuer: str, validity_days: int, least_epoch: int
+    ) -> Mapping[str, str]:
+        return self._identities.issue_identity(
+            request, grant, issuer=issuer, validity_days=validity_days, least_epoch=least_epoch
+        )
+
+    def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
+        return self._identities.identity_trust(ca)
 
     def secret(self, reference: str) -> Secret:
         return self._resolve_secret(reference)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.errors import InputError
@@ -92,7 +92,7 @@ class Workspace:
     @cached_property
     def config(self) -> CompiledConfig:
         """`loaded` with lineage and signers filled in; with a pack, no host fetches anything itself."""
-        config = self.with_signers(self.loaded)
+        config = self.with_authority(self.with_signers(self.loaded))
         return config if self.pack is None else config.pushed()
 
     def with_signers(self, loaded: CompiledConfig) -> CompiledConfig:
@@ -105,6 +105,30 @@ class Workspace:
             signers = {self.operator_name: key.public_text if key is not None else KEY_NOT_MADE_YET}
         changed = bool(recorded) and signers != recorded
         return replace(loaded, lineage=self.lineage, signers=signers, key_epoch=recorded_epoch + int(changed))
+
+    def with_authority(self, loaded: CompiledConfig) -> CompiledConfig:
+        """What the authority's directory says now, and how far a CA rollover came by what the state remembers of each host.
+
+        Raises InputError `authority.*`, `identity.server_name`; RefusedError `authority.permissions`.
+        """
+        if loaded.identity is None:
+            return loaded
+        from sbctl.trust.authority import Authority
+
+        facts = Authority.open(Path(loaded.identity.directory)).facts(self.held_identities())
+        if loaded.identity.server_name not in (None, facts.server_name):
+            raise InputError(
+                "identity.server_name",
+                f'fleet.identity.server_name is "{loaded.identity.server_name}", and the authority issues for "{facts.server_name}"',
+                place=str(self.file),
+                next_step="leave the field out, or write the authority's",
+            )
+        return replace(loaded, authority=facts)
+
+    def held_identities(self) -> list[Mapping[str, Any]]:
+        """Of each host that has an identity: the CAs it trusts and the one that issued, as recorded."""
+        resources = self.state.resources.items() if self.state is not None else ()
+        return [recorded.record for address, recorded in resources if address.kind == "certificate" and recorded.record]
 
     @property
     def operator_name(self) -> str:

@@ -100,6 +100,9 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
     if isinstance(fleet.runtime.python, PythonModel):
         sentence = "sending a standalone Python to hosts is not in this version of sbctl"
         refuse(("runtime", "python"), sentence, "put Python 3.11 or newer on the host and write its path")
+    if fleet.identity is not None and fleet.identity.mode == "manual":
+        sentence = "certificates from a PKI of your own are not in this version of sbctl"
+        refuse(("identity", "mode"), sentence, "use mode: authority, after sbctl cluster init")
     if fleet.update is not None:
         refuse(
             ("update",),

@@ -17,6 +17,7 @@ from sbctl.config.compiled import (
     CompiledConfig,
     CompiledDeployment,
     CompiledHost,
+    CompiledIdentity,
     CompiledOrigin,
     PublicRoute,
     SecretRef,
@@ -264,6 +265,7 @@ class Compilation:
             "signers": signers,
             "runtime_version": fleet.runtime.version,
             "prevent_destroy": list(fleet.prevent_destroy),
+            "identity": None if fleet.identity is None else fleet.identity.model_dump(mode="json"),
         }
         return CompiledConfig(
             path=self.document.path,
@@ -278,7 +280,20 @@ class Compilation:
             notes=self.report.in_order("note"),
             deployments_declared=any(host.deployments for host in hosts.values()),
             inline_secrets=self.inline,
+            identity=_identity(fleet, FilePath(self.document.path).absolute().parent),
         )
+
+
+def _identity(fleet: FleetModel, directory: FilePath) -> CompiledIdentity | None:
+    written = fleet.identity
+    if written is None:
+        return None
+    return CompiledIdentity(
+        directory=str(directory / FilePath(written.directory).expanduser()),
+        server_name=written.server_name,
+        validity_days=written.validity_days,
+        renew_before_days=written.renew_before_days,
+    )
 
 
 def _runs(host: HostSettings, deployment: CompiledDeployment) -> bool:

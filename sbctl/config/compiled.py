@@ -15,9 +15,18 @@ from sbctl.base.errors import Diagnostic, SourceSpan
 from sbctl.base.secret import Secret
 from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
+from sbctl.trust.authority import AuthorityFacts
 from sbctl.trust.bundle import ApiKeyEntry
 
-__all__ = ["CompiledConfig", "CompiledDeployment", "CompiledHost", "CompiledOrigin", "PublicRoute", "SecretRef"]
+__all__ = [
+    "CompiledConfig",
+    "CompiledDeployment",
+    "CompiledHost",
+    "CompiledIdentity",
+    "CompiledOrigin",
+    "PublicRoute",
+    "SecretRef",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,17 @@ class CompiledHost:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledIdentity:
+    """`fleet.identity`: whose authority gives the hosts their identities. `directory` is absolute."""
+
+    directory: str
+    server_name: str | None
+    """None: that of the authority, with which a written one must agree."""
+    validity_days: int
+    renew_before_days: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledConfig:
     """The whole file. `digest` changes exactly when something that can matter to a plan does; `notes` are findings that do not stop a plan."""
 
@@ -110,12 +130,22 @@ class CompiledConfig:
     notes: tuple[Diagnostic, ...] = ()
     deployments_declared: bool = True
     """False: the deployments map was emptied; a plan that would remove all needs --allow-empty."""
+    identity: CompiledIdentity | None = None
+    authority: AuthorityFacts | None = field(default=None, compare=False)
+    """What the authority's directory says now; filled in by the command like `lineage`, None without `identity`."""
     lineage: str = ""
     """Filled in by the command from the state (or for a new fleet, by a fresh UUID) before providers are asked; empty after `load`."""
     key_epoch: int = 0
     """Of the signer set; filled in like `lineage`. So is `signers` when sb.yml does not declare it."""
     inline_secrets: Mapping[str, Secret] = field(default_factory=dict, repr=False, compare=False)
     """Values written in sb.yml itself, by their `inline:` reference; in memory only."""
+
+    def has_identity(self, host: str) -> bool:
+        """Whether a host of this name gets an identity: there is an authority, and it did not revoke the host for good."""
+        if self.authority is None:
+            return False
+        node = self.authority.nodes.get(host)
+        return node is None or not node.is_shut_out
 
     def pushed(self) -> CompiledConfig:
         """The same configuration where no host fetches anything itself, whatever its `delivery` says."""

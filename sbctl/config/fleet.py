@@ -37,6 +37,7 @@ __all__ = [
     "GroupModel",
     "HostModel",
     "HostPattern",
+    "IdentityModel",
     "OverlayModel",
     "PythonModel",
     "RuntimeModel",
@@ -128,6 +129,24 @@ class TrustModel(Block):
 
     signers: dict[Id, PublicKey] = Field(
         min_length=1, max_length=64, description="Who may sign desired state: name to public key."
+    )
+
+
+class IdentityModel(Block):
+    noun: ClassVar[str] = "identities of hosts"
+
+    mode: Literal["authority", "manual"] = Field(
+        default="authority", description="authority: sbctl issues; manual: a PKI of your own."
+    )
+    directory: FilePath = Field(
+        default="./cluster", description="The authority's directory, made by sbctl cluster init; beside sb.yml."
+    )
+    server_name: Id | None = Field(
+        default=None, description="Name that all hosts answer to. Unset: the authority's; if written it must agree."
+    )
+    validity_days: Annotated[int, Field(ge=1, le=825)] = Field(default=90, description="How long a certificate is good.")
+    renew_before_days: Annotated[int, Field(ge=1, le=824)] | None = Field(
+        default=None, description="Days before its end when an apply renews it. Unset: at half of its life."
     )
 
 
@@ -226,6 +245,9 @@ class FleetModel(Block):
     state: StateModel = Field(default=StateModel.model_construct(), description="Where the recorded truth is kept.")
     runtime: RuntimeModel = Field(default=RuntimeModel.model_construct(), description="The daemon on the hosts.")
     trust: TrustModel | None = Field(default=None, description="Who may sign. Unset: the state keeps the set.")
+    identity: IdentityModel | None = Field(
+        default=None, description="Who hosts are in their cluster. Unset: they have no identity."
+    )
     api_keys: dict[Id, ApiKeyModel] = Field(default_factory=dict, max_length=1024, description="Who may call the API.")
     public: bool = Field(default=False, description="Serve the API off loopback without keys.")
     ssh: SshModel = Field(default=SshModel.model_construct(), description="How hosts are reached.")

@@ -31,6 +31,9 @@ __all__ = [
     "BundleApply",
     "DeploymentAction",
     "EngineInstall",
+    "CertificateInstall",
+    "CertificateRemove",
+    "CertificateRequest",
     "EngineRemove",
     "HostDrain",
     "HostMark",
@@ -60,6 +63,9 @@ class Method(StrEnum):
     HOST_RESUME = "host.resume"
     RUNTIME_INSTALL = "runtime.install"
     RUNTIME_ACTIVATE = "runtime.activate"
+    CERTIFICATE_REQUEST = "certificate.request"
+    CERTIFICATE_INSTALL = "certificate.install"
+    CERTIFICATE_REMOVE = "certificate.remove"
     RUNTIME_REMOVE = "runtime.remove"
     ENGINE_INSTALL = "engine.install"
     ENGINE_REMOVE = "engine.remove"
@@ -96,6 +102,37 @@ class HostDrain(_Params):
     """Admit no new requests, and wait for those that run at most `deadline_s`. → {"running", "active_requests", "finished"}
 
     `by` names the operator whose drain holds over restarts until `host.resume`; None: an apply's own, which ends with its lease on the host.
+class CertificateRequest(_Params):
+    """Make a private key that never leaves the host, and a request for its certificate; one that waits already is found. → {"request": PEM}"""
+
+    lineage: str
+    node_id: str = Field(min_length=1, max_length=128)
+
+
+class CertificateInstall(_Params):
+    """Take an identity into use: verified as a whole beside the old one, then switched at once; the old one comes back when a running runtime
+    refuses the new one. → {"fingerprint", "identity_epoch", "issuer", "revocations"}
+
+    `certificate` None keeps the one that is there, with its key and document, and renews what stands around it. The key is the requested one;
+    with a PKI of the user's own it comes beside the call as the secret `node_key`, and there is neither document nor authority key.
+    """
+
+    lineage: str
+    certificate: str | None = Field(default=None, max_length=262_144)
+    ca: str = Field(max_length=262_144)
+    identity: str | None = Field(default=None, max_length=131_072)
+    authority_key: str | None = Field(default=None, max_length=128)
+    revocations: str | None = Field(default=None, max_length=4_194_304)
+    operator_time: str = Field(max_length=40)
+    """RFC 3339: a host whose clock is far from it installs nothing."""
+
+
+class CertificateRemove(_Params):
+    """Remove keys, certificates and requests. → {"removed": bool}"""
+
+    lineage: str
+
+
     """
 
     by: str | None = Field(default=None, min_length=1, max_length=200)
@@ -149,6 +186,8 @@ class RuntimeConfig(_Params):
 
 class RuntimeActivate(_Params):
     """Make `version` the running runtime with this configuration and trust.
+    identity: bool = False
+    """Whether the host has an identity of its cluster, in `<etc>/identity`."""
 
     Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent), renders and verifies
     the unit, switches `current`, restarts only when something decisive differs or the runtime is not healthy, and answers once the control
@@ -223,6 +262,28 @@ class BundleApply(_Params):
     """Hand a signed bundle to the runtime: verified, fenced, prepared, committed as one transaction. → {"revision", "content_digest", "report"}
 
     `expected_revision` is compared and set: the revision the operator planned from, None when the runtime had none.
+class BlobServe(_Params):
+    """Offer blobs that were put here, or that the model cache has, to neighbours over TLS for as long as this channel is open.
+
+    The secret `token` is sent beside the call; `peers` are the only addresses that are answered, `bind` is the address that is listened on.
+    Called again, it offers more. → {"port", "certificate_sha256", "missing": [digest…]}
+    """
+
+    digests: tuple[Annotated[str, Field(pattern=_DIGEST)], ...] = Field(max_length=4096)
+    peers: tuple[Annotated[str, Field(max_length=253)], ...] = Field(max_length=4096)
+    bind: str = Field(min_length=1, max_length=253)
+
+
+class BlobFetch(_Params):
+    """Fetch one blob from a neighbour that serves it, as if it had been put here; the secret `token` is sent beside the call. → {"fetched_bytes"}"""
+
+    sha256: str = Field(pattern=_DIGEST)
+    size_bytes: int = Field(gt=0)
+    address: str = Field(min_length=1, max_length=253)
+    port: int = Field(gt=0, le=65535)
+    certificate_sha256: str = Field(pattern=_DIGEST)
+
+
     """
 
     envelope: str
@@ -245,6 +306,9 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.RUNTIME_ACTIVATE: RuntimeActivate,
     Method.RUNTIME_REMOVE: RuntimeRemove,
     Method.ENGINE_INSTALL: EngineInstall,
+    Method.CERTIFICATE_REQUEST: CertificateRequest,
+    Method.CERTIFICATE_INSTALL: CertificateInstall,
+    Method.CERTIFICATE_REMOVE: CertificateRemove,
     Method.ENGINE_REMOVE: EngineRemove,
     Method.ARTIFACT_PULL: ArtifactPull,
     Method.ARTIFACT_IMPORT: ArtifactImport,

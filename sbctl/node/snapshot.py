@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = [
     "ArtifactState",
     "BundleState",
+    "CertificateState",
     "DeploymentState",
     "DiskState",
     "DrainState",
@@ -68,6 +69,24 @@ class LeaseState(_Fact):
     run: str = Field(default="", max_length=256)
     since: str = Field(default="", max_length=40)
     ends_in_s: float = Field(default=0.0, ge=0)
+
+
+class CertificateState(_Fact):
+    """The node's identity as it is installed. `problem`: why it is none that counts, in one sentence; what could be read is told all the same."""
+
+    node_id: str = Field(default="", max_length=128)
+    serial: str = Field(default="", max_length=64)
+    fingerprint: str | None = None
+    not_before: str | None = None
+    not_after: str | None = None
+    identity_epoch: int = Field(default=0, ge=0)
+    ca: tuple[str, ...] = ()
+    issuer: str | None = None
+    revocations: int = Field(default=0, ge=0)
+    attestation: Literal["enrolled", "manual_pki"] | None = None
+    problem: str | None = Field(default=None, max_length=512)
+    used: str | None = None
+    """Fingerprint of the one that the running runtime holds; None when it holds none or does not run."""
 
 
 class DrainState(_Fact):
@@ -180,3 +199,4 @@ class NodeSnapshot(_Fact):
     artifacts: tuple[ArtifactState, ...] = ()
     bundle: BundleState | None = None
     deployments: tuple[DeploymentState, ...] = ()
+    certificate: CertificateState | None = None

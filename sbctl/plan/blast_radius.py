@@ -35,6 +35,10 @@ class Row:
 
 TABLE: Final[tuple[Row, ...]] = (
     Row("host", "**", "any", _HITLESS, "a claim on a host is a file beside the runtime"),
+    Row("certificate", "", "added", _HITLESS, "nobody relies on it yet"),
+    Row("certificate", "", "removed", _BREAKING, "peers refuse the host"),
+    Row("certificate", "ca.**", "added", _HITLESS, "more is trusted than before"),
+    Row("certificate", "**", "any", _RELOAD, "new connections use the new identity; open ones go on"),
     Row("runtime", "", "added", _HITLESS, "nobody uses it yet"),
     Row("runtime", "", "removed", _BREAKING, "the host serves nothing any more"),
     Row("runtime", "labels.**", "any", _RESTART, "the runtime reads its labels once, at start"),

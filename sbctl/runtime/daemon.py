@@ -29,6 +29,7 @@ from sbctl.runtime.control import control_app
 from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.engine_host import ChildEngineHost
+from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.listeners import Listener
 from sbctl.runtime.log import configure_logging, get_log
@@ -80,6 +81,9 @@ class Daemon:
             by_hand=settings.started_by_hand,
         )
         self._metrics.watch(self._reconciler)
+        self._identity = HeldIdentity(paths, SYSTEM_CLOCK) if config.identity else None
+        if self._identity is not None:
+            self._identity.start()
         self._data = DataPlane(
             self._reconciler, self._metrics, self._drain, bound_to_loopback=is_loopback(config.http_bind_address)
         )
@@ -101,6 +105,7 @@ class Daemon:
             "admin_url": self._admin_url,
             "started_by_hand": self._settings.started_by_hand,
             "changing": self._reconciler.is_changing,
+            "identity": None if self._identity is None else self._identity.status(),
             "drain": self._drain.state(),
             "bundle": None if bundle is None else bundle.model_dump(mode="json"),
             "deployments": [state.model_dump(mode="json") for state in self._reconciler.deployments()],
@@ -148,7 +153,7 @@ class Daemon:
                 bind=config.admin_bind,
             )
             await self._listen(plane.app(), admin)
-        await self._listen(control_app(self._reconciler, self.status, self._drain), _bind_unix(self._settings.paths.control_socket))
+        await self._listen(with_identity(control_app(self._reconciler, self.status, self._drain), self._identity), _bind_unix(self._settings.paths.control_socket))
 
     async def _listen(self, app: Any, sock: socket.socket) -> None:
         listener = Listener(app)

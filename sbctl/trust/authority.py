@@ -328,9 +328,7 @@ class Authority:
         return "ca-next"
 
     def _refuse_revoked(self, record: NodeRecord) -> None:
-        if record.revoked_epoch and record.revoked_epoch >= record.identity_epoch:
-            if record.rotation > record.issued_rotation:
-                return
+        if record.is_shut_out:
             raise RefusedError(
                 "identity.revoked",
                 f"the identity of {record.node_id} was revoked, so none is issued to it",

@@ -79,6 +79,11 @@ class NodeRecord(_Strict):
     """`rotation` when `certificate` was issued."""
     revoked_epoch: int = Field(default=0, ge=0)
 
+    @property
+    def is_shut_out(self) -> bool:
+        """Its newest identity was revoked, and nobody asked for another one since."""
+        return 0 < self.identity_epoch <= self.revoked_epoch and self.rotation <= self.issued_rotation
+
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

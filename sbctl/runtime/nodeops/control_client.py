@@ -56,6 +56,10 @@ class ControlClient:
     def resume(self, by: str, *, timeout_s: float = _QUICK_S) -> dict[str, Any]:
         return self._json("DELETE", f"/control/v1/drain/{by}", None, timeout_s)
 
+    def reload_identity(self, *, timeout_s: float) -> dict[str, Any]:
+        """The identity that the runtime holds from now on. Raises what it says, and goes on with the one it held."""
+        return self._json("POST", "/control/v1/identity", {}, timeout_s)
+
     def deployment_action(self, deployment: str, action: str, *, timeout_s: float) -> dict[str, Any]:
         return self._json("POST", f"/control/v1/deployments/{deployment}/{action}", {}, timeout_s)
 

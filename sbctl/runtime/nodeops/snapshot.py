@@ -77,6 +77,7 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "engines": _engines(context),
         "artifacts": [asdict(entry) for entry in ArtifactCache(root).entries()],
         "bundle": _one(BundleState, status.get("bundle")),
+        "certificate": _certificate(context, status),
         "deployments": [
             state for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments"))) if state
         ],
@@ -139,6 +140,19 @@ def _trust(paths: NodePaths) -> str | None:
         return load_trust(paths)[1]
     except SbctlError:
         return "unreadable"
+
+
+def _certificate(context: NodeContext, status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is installed; only where something is, the library for it is loaded."""
+    if not (context.paths.etc / "identity").is_symlink():
+        return None
+    from sbctl.runtime.identity_files import installed_state
+
+    held = status.get("identity")
+    return {
+        **installed_state(context.paths, context.clock.now()),
+        "used": held.get("fingerprint") if isinstance(held, dict) else None,
+    }
 
 
 def _engines(context: NodeContext) -> list[dict[str, Any]]:

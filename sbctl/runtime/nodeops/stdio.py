@@ -37,6 +37,9 @@ _PROGRESS_INTERVAL_S: Final = 0.2
 
 _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.SNAPSHOT: ("snapshot", "answer_snapshot"),
+    Method.CERTIFICATE_REQUEST: ("certificate_ops", "request_certificate"),
+    Method.CERTIFICATE_INSTALL: ("certificate_ops", "install_certificate"),
+    Method.CERTIFICATE_REMOVE: ("certificate_ops", "remove_certificate"),
     Method.HOST_DRAIN: ("drain_ops", "drain_host"),
     Method.HOST_RESUME: ("drain_ops", "resume_host"),
     Method.RUNTIME_ACTIVATE: ("runtime_ops", "activate"),

@@ -1,0 +1,204 @@
+"""Compare: create, re-issue, renew, and renew only what stands around a certificate (trusted CAs, revocations)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from providers.certificate.spec import fields_for_reader, issued_fields, surrounding_fields
+from providers.comparison import Call, Comparison, gone_leaves, new_leaves
+from providers.runtime_wheels import delivery_problem, install_call
+from sbctl.base.ids import Address
+from sbctl.base.truths import Desired, Recorded
+from sbctl.node.messages import Method
+from sbctl.plan.blast_radius import action_radius
+from sbctl.plan.leaves import leaf_changes
+from sbctl.plan.model import Action, Change, DiffContext, Leaf, Observed, Unknown
+
+__all__ = ["diff", "renewal_time"]
+
+_DEADLINE_S: Final = 120.0
+_WARN: Final = timedelta(days=7)
+
+
+def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext) -> Change:
+    comparison = Comparison(desired, recorded, observed, context)
+    if observed.status == "unreachable":
+        return comparison.unreachable()
+    if desired is None:
+        return comparison.held_by_others() or _removed(comparison)
+    if context.replace:
+        return _issued(comparison, desired, "replace", "asked for by --replace", _epoch_leaves(comparison))
+    if recorded is None or observed.status != "present":
+        gone = recorded is not None and bool(recorded.record)
+        reason = "the identity is gone from the host" if gone else "a new identity"
+        return _issued(comparison, desired, "create", reason, new_leaves(fields_for_reader(desired.spec)), drifted=gone)
+    if not recorded.record:
+        reason = "an identity was asked for before, and whether it arrived is unknown"
+        return _issued(comparison, desired, "update", reason, _epoch_leaves(comparison))
+    return _updated(comparison, desired, recorded)
+
+
+def renewal_time(not_before: datetime, not_after: datetime, renew_before_days: int | None) -> datetime:
+    """From when on an apply renews: half of the life, or so many days before its end."""
+    if renew_before_days is None:
+        return not_before + (not_after - not_before) / 2
+    return max(not_before, not_after - timedelta(days=renew_before_days))
+
+
+def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Change:
+    same = desired.fingerprint == recorded.fingerprint
+    other = () if same else leaf_changes(issued_fields(recorded.spec), issued_fields(desired.spec))
+    around = () if same else leaf_changes(surrounding_fields(recorded.spec), surrounding_fields(desired.spec))
+    drift = tuple(_drift(comparison, recorded))
+    around_drift = tuple(_surrounding_drift(comparison, recorded))
+    due = _renewal_due(comparison, desired)
+    if other or drift or due is not None:
+        leaves = (*other, *drift, *((due,) if due else ()), *around, *around_drift, *_epoch_leaves(comparison))
+        reason = _reason(other, drift)
+        return _issued(comparison, desired, "update", reason, leaves, drifted=bool(drift or around_drift))
+    if around or around_drift:
+        leaves = (*around, *around_drift)
+        return comparison.change(
+            "update",
+            _surrounding_reason(leaves),
+            calls=[_install_call(comparison, desired, issue=False, title="install trusted CAs and revocations")],
+            leaves=leaves,
+            blast_radius=action_radius("certificate", "update", leaves),
+            drifted=bool(around_drift),
+        )
+    return comparison.unchanged()
+
+
+def _reason(other: tuple[Leaf, ...], drift: tuple[Leaf, ...]) -> str:
+    paths = {leaf.path.partition(".")[0] for leaf in other}
+    if "issuer" in paths:
+        return "the CA is taken over: the identity is issued by the next one"
+    if paths == {"rotation"}:
+        return "a new identity was asked for: sbctl cluster rotate"
+    if paths:
+        return "who the host is changes, so it gets a new identity"
+    return drift[0].reason if drift else "half of its life is over"
+
+
+def _surrounding_reason(leaves: tuple[Leaf, ...]) -> str:
+    added = any(leaf.path.startswith("ca.") and leaf.before is None for leaf in leaves)
+    gone = any(leaf.path.startswith("ca.") and leaf.after is None for leaf in leaves)
+    if added or gone:
+        return "another CA is trusted" if added else "a CA is trusted no more"
+    return "the revocation list changed" if not leaves[0].reason else leaves[0].reason
+
+
+def _drift(comparison: Comparison, recorded: Recorded) -> Iterator[Leaf]:
+    """What is on the host instead of the installed certificate; `before` is what is there, `after` what will be."""
+    shown, wanted = comparison.observed.decisive, recorded.record.get("fingerprint")
+    if shown["problem"] is not None:
+        yield Leaf("usable", False, True, f"the identity on the host cannot be used: {shown['problem']}")
+    elif wanted is not None and shown["fingerprint"] != wanted:
+        reason = "the certificate on the host is not the one that was installed"
+        yield Leaf("fingerprint", str(shown["fingerprint"])[:16], Unknown("when it is issued"), reason)
+
+
+def _surrounding_drift(comparison: Comparison, recorded: Recorded) -> Iterator[Leaf]:
+    shown, record = comparison.observed.decisive, recorded.record
+    if list(shown["ca"]) != list(record.get("ca", shown["ca"])):
+        reason = "the trusted CAs on the host are not those that were installed"
+        yield Leaf("ca_file", "edited", "as desired", reason)
+    if shown["revocations"] != record.get("revocations", shown["revocations"]):
+        reason = "the revocation list on the host is not the one that was installed"
+        yield Leaf("revocations_file", shown["revocations"], record["revocations"], reason)
+    used = comparison.observed.informative.get("used")
+    if used is not None and used != shown["fingerprint"] and shown["problem"] is None:
+        yield Leaf("used", used[:16], str(shown["fingerprint"])[:16], "the runtime holds another certificate")
+
+
+def _renewal_due(comparison: Comparison, desired: Desired) -> Leaf | None:
+    """Only where sb.yml rules: time that passes is no drift."""
+    shown = comparison.observed.decisive
+    if (
+        comparison.context.mode not in ("apply", "rollback")
+        or shown["not_after"] is None
+        or shown["not_before"] is None
+    ):
+        return None
+    begins, ends = datetime.fromisoformat(shown["not_before"]), datetime.fromisoformat(shown["not_after"])
+    if comparison.context.now < renewal_time(begins, ends, desired.spec["renew_before_days"]):
+        return None
+    return Leaf("not_after", shown["not_after"], Unknown("when it is issued"), "half of its life is over")
+
+
+def _epoch_leaves(comparison: Comparison) -> tuple[Leaf, ...]:
+    epoch = _least_epoch(comparison)
+    return (Leaf("identity_epoch", epoch, Unknown("when it is issued")),) if epoch else ()
+
+
+def _least_epoch(comparison: Comparison) -> int:
+    recorded = comparison.recorded
+    known = int(recorded.record.get("identity_epoch") or 0) if recorded is not None else 0
+    return max(known, int(comparison.observed.decisive["identity_epoch"]))
+
+
+def _issued(
+    comparison: Comparison,
+    desired: Desired,
+    action: Action,
+    reason: str,
+    leaves: tuple[Leaf, ...],
+    *,
+    drifted: bool = False,
+) -> Change:
+    """A key and a request on the host, a signature here, the identity on the host."""
+    spec = desired.spec
+    calls: list[Call] = []
+    if not comparison.bootstrapped or spec["version"] not in comparison.snapshot.runtime.installed_versions:
+        calls.append(install_call(spec["version"], spec["python"]))
+    asked = {"lineage": spec["lineage"], "node_id": spec["node_id"]}
+    calls.append(
+        Call(Method.CERTIFICATE_REQUEST, asked, "make a key and a certificate request", deadline_s=_DEADLINE_S)
+    )
+    calls.append(_install_call(comparison, desired, issue=True, title="sign and install the identity"))
+    return comparison.change(
+        action,
+        reason,
+        calls=calls,
+        leaves=leaves,
+        blast_radius=action_radius("certificate", action, leaves),
+        notes=(f"valid for {spec['validity_days']} days; every apply past its half renews it",)
+        if spec["renew_before_days"] is None
+        else (f"valid for {spec['validity_days']} days; renewed {spec['renew_before_days']} days before its end",),
+        drifted=drifted,
+        blocked=delivery_problem(comparison, spec["version"], spec["python"]),
+    )
+
+
+def _install_call(comparison: Comparison, desired: Desired, *, issue: bool, title: str) -> Call:
+    spec = desired.spec
+    params: Mapping[str, Any] = {
+        "lineage": spec["lineage"],
+        "issue": issue,
+        "grant": {name: spec[name] for name in ("node_id", "roles", "labels")},
+        "ca": spec["ca"],
+        "issuer": spec["issuer"],
+        "validity_days": spec["validity_days"],
+        "least_epoch": _least_epoch(comparison),
+    }
+    return Call(Method.CERTIFICATE_INSTALL, params, title, deadline_s=_DEADLINE_S)
+
+
+def _removed(comparison: Comparison) -> Change:
+    recorded = comparison.recorded
+    assert recorded is not None
+    if comparison.observed.status != "present":
+        return comparison.forgotten("no identity is on the host any more")
+    # Where the runtime goes too, its removal takes all of <etc> along, and nothing answers on the host afterwards.
+    stays = Address("runtime", recorded.address.scope) in comparison.context.desired_specs
+    params = {"lineage": recorded.spec["lineage"]}
+    call = Call(Method.CERTIFICATE_REMOVE, params, "remove keys and certificates", deadline_s=_DEADLINE_S)
+    return comparison.change(
+        "delete",
+        "asked for" if comparison.context.mode == "destroy" else "sb.yml or a revocation takes the identity away",
+        calls=[call] if stays else [],
+        leaves=gone_leaves(fields_for_reader(recorded.spec)),
+        blast_radius=action_radius("certificate", "delete"),
+    )

@@ -1,0 +1,110 @@
+"""What a node holds of its identity, and whether all of it is good: the rules for both ways to prove who a node is.
+
+    enrolled     the authority signed an identity document; identity.json and authority-verifying.key are both there
+    manual_pki   a PKI of the user's own: the certificate alone says who the node is; both files are absent
+
+One of the two files alone is an error, never a guess. Pure; takes `now`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.secret import Secret
+from sbctl.trust.certificates import CertificateFacts, certificate_facts, public_key_digest, read_chain, verify_leaf
+from sbctl.trust.identity import IdentityClaims, check_document, open_identity
+from sbctl.trust.revocation import open_revocations, refuse_revoked
+
+__all__ = ["Attestation", "NodeIdentity", "NodeIdentityFiles", "attestation_of", "verify_node_identity"]
+
+Attestation = Literal["enrolled", "manual_pki"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentityFiles:
+    """The texts of one identity directory; None for a file that is not there. The private key is not among them."""
+
+    certificate: str
+    ca: str
+    identity: str | None = None
+    authority_key: str | None = None
+    revocations: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """A verified identity. `ca` are fingerprints in the order of the bundle; `issuer` is the one that issued the certificate."""
+
+    claims: IdentityClaims
+    certificate: CertificateFacts
+    ca: tuple[str, ...]
+    issuer: str
+    attestation: Attestation
+    revocations: int
+
+
+def attestation_of(*, has_document: bool, has_authority_key: bool) -> Attestation:
+    """Raises InputError `identity.incomplete` when one of the two stands alone."""
+    if has_document != has_authority_key:
+        missing = "authority-verifying.key" if has_document else "identity.json"
+        raise InputError(
+            "identity.incomplete",
+            f"{missing} is missing: identity.json and authority-verifying.key go together, and with a PKI of your own both are absent",
+            next_step="have the identity installed anew: sbctl cluster rotate NODE, then sbctl apply",
+        )
+    return "enrolled" if has_document else "manual_pki"
+
+
+def verify_node_identity(files: NodeIdentityFiles, *, key: Secret, now: datetime) -> NodeIdentity:
+    """All of it, in this order: which files are there, claims, key, chain, dates, document, revocations.
+
+    Raises InputError `identity.incomplete`, `identity.claims_invalid`, `certificate.invalid`, `certificate.key_invalid`, `envelope.*`;
+    RefusedError `certificate.*`, `identity.*`, `envelope.bad_signature`.
+    """
+    attestation = attestation_of(
+        has_document=files.identity is not None, has_authority_key=files.authority_key is not None
+    )
+    facts = certificate_facts(files.certificate)
+    claims = facts.claims
+    if public_key_digest(key) != facts.key_sha256:
+        raise RefusedError(
+            "certificate.key_mismatch", f"the private key here does not belong to the certificate of {claims.node_id}"
+        )
+    verify_leaf(files.certificate, files.ca, server_name=claims.server_name, now=now)
+    revision = 0
+    if files.identity is not None and files.authority_key is not None:
+        authority_key = files.authority_key.strip()
+        document = open_identity(files.identity, authority_key)
+        check_document(document, claims, certificate_sha256=facts.fingerprint, now=now)
+        if files.revocations is not None:
+            listed = open_revocations(files.revocations, authority_key)
+            refuse_revoked(listed, claims)
+            revision = listed.revision
+    return NodeIdentity(
+        claims=claims,
+        certificate=facts,
+        ca=tuple(one.fingerprint for one in read_chain(files.ca)),
+        issuer=_issuer(files, now),
+        attestation=attestation,
+        revocations=revision,
+    )
+
+
+def _issuer(files: NodeIdentityFiles, now: datetime) -> str:
+    """The one CA of the bundle that verifies the certificate alone."""
+    claims = certificate_facts(files.certificate).claims
+    for ca in _certificates(files.ca):
+        try:
+            verify_leaf(files.certificate, ca, server_name=claims.server_name, now=now)
+        except RefusedError:
+            continue
+        return certificate_facts(ca).fingerprint
+    return ""
+
+
+def _certificates(bundle: str) -> list[str]:
+    end = "-----END CERTIFICATE-----"
+    return [f"{part.strip()}\n{end}\n" for part in bundle.split(end) if part.strip()]
