@@ -18,7 +18,7 @@ from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.cli.authority import IdentitySigner, settle_rollover
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
-from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned
+from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
 from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
 from sbctl.cli.signing import Signer
 from sbctl.cli.workspace import Workspace
@@ -203,6 +203,7 @@ def _carry_out(
             f"{run.serial}-{uuid.uuid4().hex}",
         ),
         lease_wait_s=request.lock_timeout_s,
+        update=update_of(workspace, found.plan.mode),
         parallelism=request.plan.parallelism,
         fail_fast=request.fail_fast,
         allow_unreachable=request.plan.allow_unreachable,

@@ -14,6 +14,7 @@ from sbctl.base.connection import Connection
 from sbctl.base.display import plural
 from sbctl.base.errors import SbctlError
 from sbctl.base.truths import Desired
+from sbctl.base.update_policy import UpdatePolicy
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.plan.build import build_plan
@@ -22,7 +23,7 @@ from sbctl.plan.model import BlastRadius, Plan, PlanMode
 from sbctl.plan.policy import Limits, refusals
 from sbctl.remote.observe import FleetObservation, observe_fleet
 
-__all__ = ["PlanRequest", "Planned", "desired_of", "limits_of", "plan_against", "planned"]
+__all__ = ["PlanRequest", "Planned", "desired_of", "limits_of", "plan_against", "planned", "update_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def planned(
             allow_unreachable=request.allow_unreachable,
             header=_header(workspace, config, observation),
             refresh=request.refresh,
+            update=update_of(workspace, request.mode),
             **_protection(workspace, request.mode, config),
         )
         plan = build_plan(inputs, PROVIDERS)
@@ -154,6 +156,16 @@ def planned(
 
             require_packed(workspace.pack, workspace.file, plan, observation.snapshots)
         yield Planned(plan, inputs, observation, config)
+
+
+def update_of(workspace: Workspace, mode: PlanMode) -> UpdatePolicy | None:
+    """How an apply rolls over hosts, by sb.yml as it is now; removing everything, and comparing, rolls over nothing."""
+    if mode not in ("apply", "rollback") or not workspace.file.exists():
+        return None
+    try:
+        return workspace.loaded.update
+    except SbctlError:
+        return None
 
 
 class _Protection(TypedDict):

@@ -103,12 +103,6 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
     if fleet.identity is not None and fleet.identity.mode == "manual":
         sentence = "certificates from a PKI of your own are not in this version of sbctl"
         refuse(("identity", "mode"), sentence, "use mode: authority, after sbctl cluster init")
-    if fleet.update is not None:
-        refuse(
-            ("update",),
-            "rolling updates over hosts are not in this version of sbctl",
-            "apply to a few hosts with --target",
-        )
     layers: list[tuple[Path, object]] = [((), fleet), (("defaults",), fleet.defaults)]
     layers += [(("groups", name), group) for name, group in fleet.groups.items()]
     layers += [(("hosts", name), host) for name, host in (fleet.hosts or {}).items()]

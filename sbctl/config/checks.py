@@ -16,7 +16,14 @@ from sbctl.config.origins import AiActionModel, OriginModel, ProviderModel
 from sbctl.engines.flags import check_extra_args
 from sbctl.engines.pins import wheel_versions
 
-__all__ = ["check_api_key_models", "check_origins", "check_proxy_rules", "managed_providers", "public_names"]
+__all__ = [
+    "check_api_key_models",
+    "check_canary",
+    "check_origins",
+    "check_proxy_rules",
+    "managed_providers",
+    "public_names",
+]
 
 _VLLM_ONLY: Final = ("chunked_prefill", "tool_call_parser", "swap_space_gib", "cpu_offload_gib")
 _RULE: Final = "config.conflict"
@@ -193,6 +200,19 @@ def _check_provider(report: Report, provider: ProviderModel, known: list[str], v
             view.value_span((*path, "default_model")),
             label=f'did you mean "{close}"?' if close else "",
             notes=(f"models: {', '.join(names[:20])}",),
+        )
+
+
+def check_canary(report: Report, canary: str, hosts: Iterable[str], view: View) -> None:
+    """A canary that is no host would be waited for in vain, or not at all."""
+    names = sorted(hosts)
+    if canary not in names:
+        close = did_you_mean(canary, names)
+        report.add(
+            "config.unknown_host",
+            f'the canary "{canary}" is no host of this fleet',
+            view.value_span(("update", "canary")),
+            label=f'did you mean "{close}"?' if close else "",
         )
 
 

@@ -11,8 +11,9 @@ from sbctl.base.digests import fingerprint
 from sbctl.base.errors import RefusedError
 from sbctl.base.field_types import is_loopback
 from sbctl.base.secret import Secret
+from sbctl.base.update_policy import UpdatePolicy
 from sbctl.base.suggest import did_you_mean
-from sbctl.config.checks import check_api_key_models, managed_providers, public_names
+from sbctl.config.checks import check_api_key_models, check_canary, managed_providers, public_names
 from sbctl.config.compiled import (
     CompiledConfig,
     CompiledDeployment,
@@ -230,6 +231,8 @@ class Compilation:
             for model in public_names(provider)
         }
         fleet_view = View(self.document, layers_at(self.document, ("fleet",)))
+        if fleet.update is not None and fleet.update.canary is not None:
+            check_canary(self.report, fleet.update.canary, [host.name for host in settings], fleet_view)
         for name, key in fleet.api_keys.items():
             check_api_key_models(self.report, name, key.models or (), exposed, fleet_view)
 
@@ -265,6 +268,7 @@ class Compilation:
             "signers": signers,
             "runtime_version": fleet.runtime.version,
             "prevent_destroy": list(fleet.prevent_destroy),
+            **({} if fleet.update is None else {"update": dict(fleet.update)}),
             "identity": None if fleet.identity is None else fleet.identity.model_dump(mode="json"),
         }
         return CompiledConfig(
@@ -277,6 +281,7 @@ class Compilation:
             runtime_version=fleet.runtime.version,
             secrets=secrets,
             prevent_destroy=fleet.prevent_destroy,
+            update=None if fleet.update is None else UpdatePolicy(**dict(fleet.update)),
             notes=self.report.in_order("note"),
             deployments_declared=any(host.deployments for host in hosts.values()),
             inline_secrets=self.inline,

@@ -13,6 +13,7 @@ from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
 from sbctl.base.errors import Diagnostic, SourceSpan
 from sbctl.base.secret import Secret
+from sbctl.base.update_policy import UpdatePolicy
 from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
 from sbctl.trust.authority import AuthorityFacts
@@ -133,6 +134,8 @@ class CompiledConfig:
     identity: CompiledIdentity | None = None
     authority: AuthorityFacts | None = field(default=None, compare=False)
     """What the authority's directory says now; filled in by the command like `lineage`, None without `identity`."""
+    update: UpdatePolicy | None = None
+    """How an apply rolls over hosts; None: all at once."""
     lineage: str = ""
     """Filled in by the command from the state (or for a new fleet, by a fresh UUID) before providers are asked; empty after `load`."""
     key_epoch: int = 0

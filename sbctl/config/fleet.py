@@ -30,6 +30,7 @@ from sbctl.base.field_types import (
     text_schema,
 )
 from sbctl.base.patterns import AddressPattern
+from sbctl.config.update_block import UpdateModel
 
 __all__ = [
     "ApiKeyModel",
@@ -251,7 +252,9 @@ class FleetModel(Block):
     api_keys: dict[Id, ApiKeyModel] = Field(default_factory=dict, max_length=1024, description="Who may call the API.")
     public: bool = Field(default=False, description="Serve the API off loopback without keys.")
     ssh: SshModel = Field(default=SshModel.model_construct(), description="How hosts are reached.")
-    update: Any = Field(default=None, description="How updates roll over hosts; not in this version.")
+    update: UpdateModel | None = Field(
+        default=None, description="How an apply rolls over hosts. Unset: all hosts at once, and none is drained."
+    )
     groups: dict[Id, GroupModel] = Field(default_factory=dict, description="Settings that hosts share.")
     defaults: OverlayModel = Field(default=OverlayModel.model_construct(), description="Settings of all hosts.")
     hosts: dict[HostPattern, HostModel] | None = Field(

@@ -250,10 +250,15 @@ def _removes_every_deployment(inputs: PlanInputs, selection: Selection) -> bool:
 
 
 def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
+    if inputs.update is not None and any(change.action not in ("no-op", "unreachable") for change in ordered):
+        yield f"update: {inputs.update.described(len(inputs.hosts))}"
     for host, snapshot in sorted(inputs.snapshots.items()):
         lease = snapshot.lease if snapshot is not None else None
         if lease is not None:
             yield f"host {host} is being changed by {lease.owner} ({lease.purpose}) since {lease.since}"
+        drain = snapshot.drain if snapshot is not None else None
+        if drain is not None and drain.persistent:
+            yield f"host {host} was taken out of service by {drain.by} ({drain.since}): sbctl host resume {host}"
     yield from _idle_protection(inputs)
     if not inputs.refresh and inputs.mode != "against":
         yield "hosts were not asked (--no-refresh): what changed on them is not seen, and nothing can be applied"

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from sbctl.base.connection import Connection
 from sbctl.base.ids import Address
+from sbctl.base.update_policy import UpdatePolicy
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Change, Desired, DiffContext, Observed, PlanMode, Recorded
 
@@ -136,6 +137,8 @@ class PlanInputs:
     allow_unreachable: bool = False
     prevent_destroy: tuple[str, ...] = ()
     """Address patterns of sb.yml."""
+    update: UpdatePolicy | None = None
+    """How an apply would roll over hosts; for the reader."""
     refresh: bool = True
     """False: hosts were not asked; specs are compared and nothing can be applied."""
     options: Mapping[str, Any] = field(default_factory=dict)
