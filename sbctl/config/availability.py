@@ -88,15 +88,6 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
     def refuse(path: Path, sentence: str, remedy: str) -> None:
         report.add(_CODE, sentence, document.key_span(("fleet", *path)), notes=(remedy,))
 
-    state = fleet.state
-    if state.backend != "local" or state.address is not None:
-        refuse(("state", "backend"), "a remote state is not in this version of sbctl", "use backend: local")
-    if state.encryption is not None:
-        refuse(
-            ("state", "encryption"),
-            "an encrypted state is not in this version of sbctl",
-            "it holds no secrets, only fingerprints",
-        )
     if isinstance(fleet.runtime.python, PythonModel):
         sentence = "sending a standalone Python to hosts is not in this version of sbctl"
         refuse(("runtime", "python"), sentence, "put Python 3.11 or newer on the host and write its path")
@@ -108,22 +99,13 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
     layers += [(("hosts", name), host) for name, host in (fleet.hosts or {}).items()]
     for where, layer in layers:
         ssh = getattr(layer, "ssh")  # noqa: B009 - three models, one field
-        for name, remedy in _SSH_LATER.items():
-            if getattr(ssh, name) is not None:
-                refuse((*where, "ssh", name), f"ssh.{name} is not in this version of sbctl", remedy)
-        if where and getattr(ssh, "host_keys") is not None:  # noqa: B009
-            span = document.key_span(("fleet", *where, "ssh", "host_keys"))
-            report.add("config.rule", "host_keys is one file for the fleet", span, notes=("write it under fleet.ssh",))
+        for name in ("host_keys", "jumps"):
+            if where and getattr(ssh, name) is not None:
+                span = document.key_span(("fleet", *where, "ssh", name))
+                report.add("config.rule", f"{name} is one for the fleet", span, notes=("write it under fleet.ssh",))
         if "authority" in (getattr(layer, "roles", None) or ()):
             refuse(
                 (*where, "roles"),
                 "the role authority comes with proxy.cluster, which is not in this version",
                 "use gateway and worker",
             )
-
-
-_SSH_LATER: Final = {
-    "become": "log in as root, or as the user that shall own the runtime",
-    "jump": "run sbctl where the host can be reached",
-    "jumps": "run sbctl where the hosts can be reached",
-}

@@ -11,8 +11,8 @@ from sbctl.base.digests import fingerprint
 from sbctl.base.errors import RefusedError
 from sbctl.base.field_types import is_loopback
 from sbctl.base.secret import Secret
-from sbctl.base.update_policy import UpdatePolicy
 from sbctl.base.suggest import did_you_mean
+from sbctl.base.update_policy import UpdatePolicy
 from sbctl.config.checks import check_api_key_models, check_canary, managed_providers, public_names
 from sbctl.config.compiled import (
     CompiledConfig,
@@ -34,7 +34,8 @@ from sbctl.config.interpolate import Variables, variables_in
 from sbctl.config.layers import View, merged
 from sbctl.config.meaning import host_meaning, keys_meaning, served_meaning
 from sbctl.config.models import ProxyModel
-from sbctl.config.pins import PinBook, open_pin_book
+from sbctl.config.pins import PinBook, host_lock_path, open_pin_book
+from sbctl.config.relays import check_relays
 from sbctl.config.scalars import Scalar
 from sbctl.config.secrets import REFERENCE_PREFIXES, SecretSources, secret_ref
 from sbctl.trust.bundle import ApiKeyEntry
@@ -76,11 +77,12 @@ class Compilation:
         builder = HostViewBuilder(self.document, self.report, tuple(fleet.accept_unenforced))
         if not checked.whole:
             builder.build((), Variables((self._all_variables(), self.environ)))
-            host_settings(self.report, self.document, fleet, self._pins(fleet))
+            host_settings(self.report, self.document, fleet, self._pins(fleet), shape.secrets)
             self.report.raise_errors()
         self.api_keys = {name: ApiKeyEntry(**dict(key)) for name, key in fleet.api_keys.items()}
         book = self._pins(fleet)
-        settings = host_settings(self.report, self.document, fleet, book)
+        settings = host_settings(self.report, self.document, fleet, book, shape.secrets)
+        check_relays(self.report, {host.name: host for host in settings})
         book.note_unused()
         self._unused_groups(builder, fleet, settings)
         hosts: dict[str, CompiledHost] = {}
@@ -157,6 +159,7 @@ class Compilation:
             delivery=host.delivery,
             python=host.python,
             keep_weights=host.keep_weights,
+            relay=host.relay,
             group=host.group,
             data_address=host.data_address,
             catalog=view.catalog,
@@ -285,6 +288,7 @@ class Compilation:
             notes=self.report.in_order("note"),
             deployments_declared=any(host.deployments for host in hosts.values()),
             inline_secrets=self.inline,
+            host_lock=host_lock_path(self.document.path, fleet),
             identity=_identity(fleet, FilePath(self.document.path).absolute().parent),
         )
 

@@ -22,7 +22,6 @@ from sbctl.base.field_types import (
     LabelKey,
     LabelValue,
     PlainText,
-    Port,
     VarName,
     Version,
     expected,
@@ -30,6 +29,8 @@ from sbctl.base.field_types import (
     text_schema,
 )
 from sbctl.base.patterns import AddressPattern
+from sbctl.config.ssh_fields import HostKey, SshModel
+from sbctl.config.state_block import StateModel
 from sbctl.config.update_block import UpdateModel
 
 __all__ = [
@@ -42,8 +43,6 @@ __all__ = [
     "OverlayModel",
     "PythonModel",
     "RuntimeModel",
-    "SshModel",
-    "StateModel",
     "TrustModel",
 ]
 
@@ -64,23 +63,6 @@ PublicKey = Annotated[
 ]
 
 
-def _check_host_key(text: str) -> str:
-    fingerprint = text.removeprefix("SHA256:")
-    if fingerprint != text and len(fingerprint) == 43:
-        return text
-    parts = text.split(" ")
-    if len(parts) >= 2 and parts[0].startswith(("ssh-", "ecdsa-sha2-", "sk-")) and len(parts[1]) > 40:
-        return text
-    raise expected("a host key: SHA256:<43 characters> as ssh-keygen -lf prints it, or a public key line")
-
-
-HostKey = Annotated[
-    str,
-    AfterValidator(_check_host_key),
-    WithJsonSchema({"type": "string", "maxLength": 2048, "pattern": "^(SHA256:|ssh-|ecdsa-sha2-|sk-)"}),
-]
-
-
 _NAME_RANGE_CHARS: Final = "A-Za-z0-9._,\\[\\]-"
 _ADDRESS_RANGE_CHARS: Final = "A-Za-z0-9._:,\\[\\]-"
 HostPattern = Annotated[
@@ -95,16 +77,6 @@ AddressRange = Annotated[
     text_check(_ADDRESS_RANGE_CHARS, "a host name or an IP address, with ranges as 10.0.0.[1-4]", most=253),
     text_schema(_ADDRESS_RANGE_CHARS, most=253),
 ]
-
-
-class StateModel(Block):
-    noun: ClassVar[str] = "the state"
-
-    backend: Literal["local", "http", "postgres"] = Field(
-        default="local", description="Where the recorded truth is kept."
-    )
-    encryption: Any = Field(default=None, description="Encryption of the state; not in this version.")
-    address: PlainText | None = Field(default=None, description="Address of a remote backend; not in this version.")
 
 
 class PythonModel(Block):
@@ -145,7 +117,9 @@ class IdentityModel(Block):
     server_name: Id | None = Field(
         default=None, description="Name that all hosts answer to. Unset: the authority's; if written it must agree."
     )
-    validity_days: Annotated[int, Field(ge=1, le=825)] = Field(default=90, description="How long a certificate is good.")
+    validity_days: Annotated[int, Field(ge=1, le=825)] = Field(
+        default=90, description="How long a certificate is good."
+    )
     renew_before_days: Annotated[int, Field(ge=1, le=824)] | None = Field(
         default=None, description="Days before its end when an apply renews it. Unset: at half of its life."
     )
@@ -159,23 +133,6 @@ class ApiKeyModel(Block):
     models: Items[PlainText] | None = Field(default=None, description="Public model names it may use. Unset: all.")
     requests_per_minute: Annotated[int, Field(gt=0, le=1_000_000)] | None = Field(
         default=None, description="Requests a minute. Unset: no limit."
-    )
-
-
-class SshModel(Block):
-    noun: ClassVar[str] = "ssh settings"
-
-    user: PlainText | None = Field(default=None, description="Login name. Unset: root.")
-    port: Port | None = Field(default=None, description="Port of sshd. Unset: 22.")
-    identity_file: FilePath | None = Field(
-        default=None,
-        description="Private key file, unencrypted OpenSSH. Every SSH host needs one; agent and default keys are not tried.",
-    )
-    become: Any = Field(default=None, description="Another user for the work; not in this version.")
-    jump: Any = Field(default=None, description="A host in between; not in this version.")
-    jumps: Any = Field(default=None, description="Hosts in between; not in this version.")
-    host_keys: FilePath | None = Field(
-        default=None, description="File of pinned host keys; only in fleet.ssh. Unset: sb.hosts.lock beside this file."
     )
 
 
@@ -194,6 +151,10 @@ class OverlayModel(Block):
     delivery: Delivery | None = Field(
         default=None,
         description="pull: the host fetches weights and engines; push: the operator's machine sends them. Unset: pull.",
+    )
+    relay: Id | None = Field(
+        default=None,
+        description="A host of the same site: what is pushed goes once to it, and from there to the others. Unset: to each directly.",
     )
     keep: Items[Literal["weights"]] = Field(
         default=(), max_length=1, description="What stays on a host that is given up."

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path as FilePath
 from typing import Final
 
 from sbctl.artifacts.model import Delivery
@@ -15,9 +14,11 @@ from sbctl.base.errors import SourceSpan
 from sbctl.base.ids import RESERVED_SCOPES, is_id
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
-from sbctl.config.fleet import FleetModel, HostModel, OverlayModel, SshModel
+from sbctl.config.fleet import FleetModel, HostModel, OverlayModel
 from sbctl.config.pins import PinBook
 from sbctl.config.scalars import Scalar
+from sbctl.config.ssh_fields import SshModel
+from sbctl.config.ssh_ways import SshWays
 
 __all__ = ["DEFAULT_ROLES", "LOCAL_HOST", "HostSettings", "expand_ranges", "host_settings"]
 
@@ -42,6 +43,8 @@ class HostSettings:
     data_address: str
     group: str | None
     overlays: tuple[Path, ...]
+    relay: str | None
+    """The host that passes on what is pushed; None for the relay itself."""
     span: SourceSpan | None
 
 
@@ -72,34 +75,48 @@ def _numbers(text: str) -> Iterator[str]:
             yield str(number).zfill(width)
 
 
-def host_settings(report: Report, document: Document, fleet: FleetModel, book: PinBook) -> list[HostSettings]:
-    """Every host, in file order; the one host `local` when `fleet.hosts` is absent."""
+def host_settings(
+    report: Report, document: Document, fleet: FleetModel, book: PinBook, secrets: Mapping[str, str]
+) -> list[HostSettings]:
+    """Every host, in file order; the one host `local` when `fleet.hosts` is absent. `secrets`: names, and what each refers to."""
     if fleet.hosts is None:
         return [_settings(LOCAL_HOST, Connection("local"), fleet, None, data_address="", span=None)]
-    found: list[HostSettings] = []
+    ways = SshWays(report, document, fleet, book, secrets)
+    found: list[tuple[Path, HostSettings]] = []
     seen: dict[str, SourceSpan | None] = {}
-    reached: dict[tuple[str, str, int], str] = {}
     for pattern, host in fleet.hosts.items():
         path: Path = ("fleet", "hosts", pattern)
         span = document.key_span(path)
+        layers = _ssh_layers(fleet, pattern, host)
         for name, address, key in _members(report, document, path, pattern, host):
             if not _name_is_free(report, name, span, seen):
                 continue
-            connection = _connection(document, fleet, host, address)
+            connection = ways.direct(name, address, layers)
             if connection.kind == "ssh":
-                pins = book.pins(name, path, (key,) if key else ())
-                connection = replace(connection, host_keys=pins)
-            place = (connection.kind, connection.address, connection.port)
-            if place in reached:
-                message = f'host "{name}" has the address of host "{reached[place]}"'
-                report.add("config.duplicate_address", message, document.value_span((*path, "address")))
-            reached.setdefault(place, name)
-            found.append(
-                _settings(
-                    name, connection, fleet, (pattern, host), data_address=host.data_address or address, span=span
-                )
+                connection = replace(connection, host_keys=book.pins(name, path, (key,) if key else ()))
+                ways.pinned(name, connection)
+            settings = _settings(
+                name, connection, fleet, (pattern, host), data_address=host.data_address or address, span=span
             )
-    return found
+            found.append((path, settings))
+    whole = [
+        (path, replace(settings, connection=ways.whole(settings.name, settings.connection))) for path, settings in found
+    ]
+    _refuse_shared_addresses(report, document, whole)
+    return [settings for _, settings in whole]
+
+
+def _refuse_shared_addresses(report: Report, document: Document, found: list[tuple[Path, HostSettings]]) -> None:
+    """Behind different jumps the same private address may stand for different machines."""
+    reached: dict[object, str] = {}
+    for path, settings in found:
+        connection = settings.connection
+        through = connection.jumps[-1].name if connection.jumps else ""
+        place = (connection.kind, through, connection.address, connection.port)
+        if place in reached:
+            message = f'host "{settings.name}" has the address of host "{reached[place]}"'
+            report.add("config.duplicate_address", message, document.value_span((*path, "address")))
+        reached.setdefault(place, settings.name)
 
 
 def _name_is_free(report: Report, name: str, span: SourceSpan | None, seen: dict[str, SourceSpan | None]) -> bool:
@@ -149,28 +166,14 @@ def _layers(fleet: FleetModel, host: HostModel | None) -> list[OverlayModel]:
     return layers
 
 
-def _ssh(fleet: FleetModel, host: HostModel) -> SshModel:
-    values: dict[str, object] = {}
-    for layer in (fleet.ssh, *(each.ssh for each in _layers(fleet, host))):
-        values.update({name: value for name, value in layer if value is not None})
-    return SshModel.model_construct(None, **values)
-
-
-def _connection(document: Document, fleet: FleetModel, host: HostModel, address: str) -> Connection:
-    """Without the pins."""
-    if address == "local":
-        return Connection("local")
-    ssh = _ssh(fleet, host)
-    identity = ssh.identity_file or ""
-    if identity and not identity.startswith(("/", "~")):
-        identity = str(FilePath(document.path).absolute().parent / identity)
-    return Connection(
-        "ssh",
-        address=address,
-        port=ssh.port or 22,
-        user=ssh.user or "root",
-        identity_file=identity,
-    )
+def _ssh_layers(fleet: FleetModel, pattern: str, host: HostModel) -> list[tuple[Path, SshModel]]:
+    layers: list[tuple[Path, SshModel]] = [
+        (("fleet", "ssh"), fleet.ssh),
+        (("fleet", "defaults", "ssh"), fleet.defaults.ssh),
+    ]
+    if host.group in fleet.groups:
+        layers.append((("fleet", "groups", str(host.group), "ssh"), fleet.groups[str(host.group)].ssh))
+    return [*layers, (("fleet", "hosts", pattern, "ssh"), host.ssh)]
 
 
 def _settings(
@@ -192,6 +195,7 @@ def _settings(
     labels: dict[str, str] = {}
     variables: dict[str, Scalar] = {}
     roles, delivery, python, keep = DEFAULT_ROLES, "pull", fleet.runtime.python, False
+    relay: str | None = None
     for layer in _layers(fleet, host):
         labels.update(layer.labels)
         variables.update(layer.vars)
@@ -199,6 +203,7 @@ def _settings(
         delivery = layer.delivery or delivery
         python = layer.python or python
         keep = keep or "weights" in layer.keep
+        relay = layer.relay or relay
     return HostSettings(
         name=name,
         connection=connection,
@@ -210,6 +215,7 @@ def _settings(
         python=python if isinstance(python, str) else None,
         data_address="127.0.0.1" if connection.kind == "local" else data_address,
         group=group,
+        relay=relay if written is not None and relay != name else None,
         overlays=tuple(overlays),
         span=span,
     )
