@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from providers.certificate.spec import fields_for_reader, issued_fields, surrounding_fields
@@ -15,11 +15,11 @@ from sbctl.node.messages import Method
 from sbctl.plan.blast_radius import action_radius
 from sbctl.plan.leaves import leaf_changes
 from sbctl.plan.model import Action, Change, DiffContext, Leaf, Observed, Unknown
+from sbctl.trust.certificates import renewal_time
 
-__all__ = ["diff", "renewal_time"]
+__all__ = ["diff"]
 
 _DEADLINE_S: Final = 120.0
-_WARN: Final = timedelta(days=7)
 
 
 def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext) -> Change:
@@ -38,13 +38,6 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         reason = "an identity was asked for before, and whether it arrived is unknown"
         return _issued(comparison, desired, "update", reason, _epoch_leaves(comparison))
     return _updated(comparison, desired, recorded)
-
-
-def renewal_time(not_before: datetime, not_after: datetime, renew_before_days: int | None) -> datetime:
-    """From when on an apply renews: half of the life, or so many days before its end."""
-    if renew_before_days is None:
-        return not_before + (not_after - not_before) / 2
-    return max(not_before, not_after - timedelta(days=renew_before_days))
 
 
 def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Change:

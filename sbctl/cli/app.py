@@ -7,6 +7,7 @@ import typer
 from sbctl.cli.commands import (
     applying,
     bundles,
+    cluster,
     configuration,
     hosts,
     inspecting,
@@ -31,6 +32,7 @@ for group in (configuration, planning, applying, inspecting, running):
     group.register(app)
 app.add_typer(state.app, name="state", help="The recorded truth: look, repair, share.")
 app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by one.")
+app.add_typer(cluster.app, name="cluster", help="The authority that gives hosts their identities.")
 app.add_typer(keys.app, name="key", help="Who may sign what should run.")
 app.add_typer(packing.app, name="pack", help="Everything a closed site needs, in one file.")
 app.add_typer(bundles.app, name="bundle", help="Signed desired state, as hosts get it.")

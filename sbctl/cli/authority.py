@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sbctl.base.clock import Clock
-from sbctl.base.errors import RefusedError
-from sbctl.cli.workspace import Workspace
-from sbctl.trust.authority import Authority
-from sbctl.trust.identity import Grant
+from pydantic import ValidationError
 
-__all__ = ["IdentitySigner", "authority_directory", "settle_rollover"]
+from sbctl.base.clock import Clock
+from sbctl.base.errors import RefusedError, UsageError
+from sbctl.base.ids import is_id
+from sbctl.cli.workspace import Workspace
+from sbctl.trust.authority import Authority, AuthorityFacts
+from sbctl.trust.authority_directory import NodeRecord
+from sbctl.trust.certificates import certificate_facts, renewal_time
+from sbctl.trust.identity import Grant
+from sbctl.views.cluster_views import IdentityRow
+
+__all__ = [
+    "IdentitySigner",
+    "authority_directory",
+    "directory_of",
+    "identity_rows",
+    "new_grant",
+    "settle_rollover",
+]
 
 
 def authority_directory(workspace: Workspace) -> Path:
@@ -28,6 +42,72 @@ def authority_directory(workspace: Workspace) -> Path:
             next_step="make one with sbctl cluster init, and name it: fleet: {identity: {directory: ./cluster}}",
         )
     return Path(identity.directory)
+
+
+def directory_of(workspace: Workspace, named: Path | None, *, default: str) -> Path:
+    """The directory a command works on: the named one, else that of sb.yml, else `default` beside it."""
+    if named is not None:
+        return named.absolute()
+    if workspace.file.exists():
+        identity = workspace.loaded.identity
+        if identity is not None:
+            return Path(identity.directory)
+    return workspace.directory / default
+
+
+def new_grant(cluster_id: str, server_name: str, node_id: str, roles: Sequence[str], labels: Sequence[str]) -> Grant:
+    """The authority's own grant, from the words of a command line. Raises UsageError naming the word."""
+    found: dict[str, str] = {}
+    for written in labels:
+        key, equals, value = written.partition("=")
+        if not equals or key in found:
+            raise UsageError(
+                "usage", f'"{written}" is no label, or its key is given twice', next_step="--label KEY=VALUE"
+            )
+        found[key] = value
+    for option, value in (("--cluster-id", cluster_id), ("--server-name", server_name), ("--node-id", node_id)):
+        if not is_id(value):
+            raise UsageError("usage", f'{option} "{value}" is no name', next_step="use 1 to 128 of A-Z a-z 0-9 . _ -")
+    try:
+        return Grant.model_validate_json(json.dumps({"node_id": node_id, "roles": list(roles), "labels": found}))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError("usage", f"the authority's identity cannot be made: {where}: {first['msg']}") from None
+
+
+def identity_rows(workspace: Workspace, facts: AuthorityFacts) -> list[IdentityRow]:
+    """Every node of the ledger, and hosts of sb.yml that have no identity yet."""
+    identity = workspace.loaded.identity if workspace.file.exists() else None
+    hosts = workspace.loaded.hosts if identity is not None else {}
+    names = sorted({*facts.nodes, *hosts})
+    now = workspace.clock.now()
+    before = identity.renew_before_days if identity is not None else None
+    return [_row(facts.nodes.get(name) or NodeRecord(node_id=name), now, before) for name in names]
+
+
+def _row(record: NodeRecord, now: datetime, renew_before_days: int | None) -> IdentityRow:
+    if record.certificate is None or record.grant is None:
+        state = "rotation asked" if record.rotation else "none"
+        return IdentityRow(record.node_id, state, 0, None, None, None, None, ())
+    certificate = certificate_facts(record.certificate)
+    renews = renewal_time(certificate.not_before, certificate.not_after, renew_before_days)
+    if record.is_shut_out:
+        state = "revoked"
+    elif record.rotation > record.issued_rotation:
+        state = "rotation asked"
+    else:
+        state = "expired" if now > certificate.not_after else "renewal is due" if now >= renews else "valid"
+    return IdentityRow(
+        node_id=record.node_id,
+        state=state,
+        identity_epoch=record.identity_epoch,
+        not_after=certificate.not_after,
+        renews=renews,
+        fingerprint=record.fingerprint,
+        issuer=record.issuer,
+        roles=record.grant.roles,
+    )
 
 
 class IdentitySigner:

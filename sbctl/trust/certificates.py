@@ -38,6 +38,7 @@ __all__ = [
     "matches",
     "public_key_digest",
     "read_chain",
+    "renewal_time",
     "request_key_digest",
     "verify_leaf",
 ]
@@ -213,6 +214,13 @@ def public_key_digest(key: Secret) -> str:
 def matches(certificate: str, key: Secret) -> bool:
     """Whether the private key belongs to the first certificate of `certificate`."""
     return certificate_facts(certificate).key_sha256 == public_key_digest(key)
+
+
+def renewal_time(not_before: datetime, not_after: datetime, renew_before_days: int | None) -> datetime:
+    """From when on an apply renews: half of the life, or so many days before its end."""
+    if renew_before_days is None:
+        return not_before + (not_after - not_before) / 2
+    return max(not_before, not_after - timedelta(days=renew_before_days))
 
 
 def _check_dates(facts: CertificateFacts, now: datetime) -> None:

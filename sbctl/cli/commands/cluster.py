@@ -1,0 +1,154 @@
+"""`cluster init|status|rotate|revoke`: the authority that gives the hosts of a cluster their identities.
+
+All of it works on the authority's directory on this machine; what it changes reaches the hosts by the next apply, which plans show first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from sbctl.base.errors import ExitCode, UsageError
+from sbctl.cli.options import File, Format, OutputFormat
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_DEFAULT_DIRECTORY: Final = "cluster"
+_DEFAULT_SERVER_NAME: Final = "sbproxy-mesh"
+
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", metavar="DIR", help="The authority's directory. Unset: the one sb.yml names, else ./cluster beside it."
+    ),
+]
+
+
+@app.command()
+def init(
+    file: File = Path("sb.yml"),
+    directory: Directory = None,
+    cluster_id: Annotated[
+        str | None, typer.Option("--cluster-id", help="Name of the cluster. Unset: that of the fleet in sb.yml.")
+    ] = None,
+    node_id: Annotated[str, typer.Option("--node-id", help="Name of the authority's own identity.")] = "authority",
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Role of the authority's own identity. Repeatable.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of it. Repeatable.")
+    ] = None,
+    server_name: Annotated[
+        str, typer.Option("--server-name", help="Name that all hosts of the cluster answer to.")
+    ] = _DEFAULT_SERVER_NAME,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+) -> int:
+    """Make the authority: a CA, the key that signs identities, and the authority's own identity. All of it or nothing."""
+    from sbctl.cli.authority import directory_of, new_grant
+    from sbctl.cli.workspace import Workspace
+    from sbctl.trust.authority import Authority
+    from sbctl.views.cluster_views import init_body, init_text
+    from sbctl.views.console import print_json, result
+
+    workspace = Workspace(file)
+    if cluster_id is None:
+        if not workspace.file.exists():
+            raise UsageError("usage", "without an sb.yml the cluster needs a name", next_step="--cluster-id NAME")
+        cluster_id = workspace.loaded.fleet_name
+    grant = new_grant(cluster_id, server_name, node_id, role or ["gateway", "authority"], label or [])
+    authority = Authority.create(
+        directory_of(workspace, directory, default=_DEFAULT_DIRECTORY),
+        cluster_id=cluster_id,
+        grant=grant,
+        server_name=server_name,
+        now=workspace.clock.now(),
+    )
+    if format is OutputFormat.JSON:
+        print_json("cluster.init", init_body(authority))
+    else:
+        result(init_text(authority, workspace.directory))
+    return ExitCode.DONE
+
+
+@app.command()
+def status(
+    file: File = Path("sb.yml"),
+    directory: Directory = None,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+) -> int:
+    """Who has an identity, until when, and what the next apply renews. Reads this machine only."""
+    from sbctl.cli.authority import directory_of, identity_rows
+    from sbctl.cli.workspace import Workspace
+    from sbctl.trust.authority import Authority
+    from sbctl.views.cluster_views import status_body, status_text
+    from sbctl.views.console import print_json, result
+
+    workspace = Workspace(file)
+    authority = Authority.open(directory_of(workspace, directory, default=_DEFAULT_DIRECTORY))
+    facts = authority.facts(workspace.held_identities())
+    rows = identity_rows(workspace, facts)
+    if format is OutputFormat.JSON:
+        print_json("cluster.status", status_body(authority, facts, rows))
+    else:
+        result(status_text(authority, facts, rows))
+    return ExitCode.DONE
+
+
+@app.command()
+def rotate(
+    nodes: Annotated[list[str] | None, typer.Argument(metavar="NODE…", help="Hosts that get a new identity.")] = None,
+    file: File = Path("sb.yml"),
+    directory: Directory = None,
+    ca: Annotated[
+        bool, typer.Option("--ca", help="Take the CA over into a new one, over three applies and without a gap.")
+    ] = False,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+) -> int:
+    """Ask for new identities; the next apply issues them, each above its old epoch. A revoked host is let in again by this."""
+    from sbctl.cli.authority import directory_of
+    from sbctl.cli.workspace import Workspace
+    from sbctl.trust.authority import Authority
+    from sbctl.views.console import note, print_json
+
+    if ca == bool(nodes):
+        raise UsageError("usage", "name the hosts that get a new identity, or --ca for a new CA")
+    workspace = Workspace(file)
+    authority = Authority.open(directory_of(workspace, directory, default=_DEFAULT_DIRECTORY))
+    if ca:
+        authority.finish_rollover(workspace.held_identities(), now=workspace.clock.now())
+        fingerprint: str | None = authority.begin_rollover(now=workspace.clock.now())
+        note("apply three times: hosts trust the new CA as well; they get identities of it; the old CA goes")
+    else:
+        fingerprint = None
+        nodes = [record.node_id for record in authority.rotate(nodes or [])]
+        note(f"sbctl apply issues a new identity to {', '.join(nodes)}")
+    if format is OutputFormat.JSON:
+        print_json("cluster.rotate", {"ca": fingerprint, "nodes": nodes or []})
+    return ExitCode.DONE
+
+
+@app.command()
+def revoke(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The host whose identity is taken away.")],
+    reason: Annotated[str, typer.Option("--reason", help="For whoever reads the list.")] = "",
+    file: File = Path("sb.yml"),
+    directory: Directory = None,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+) -> int:
+    """Take a host's identities away; the next apply tells every other host, and removes it from this one."""
+    from sbctl.cli.authority import directory_of
+    from sbctl.cli.workspace import Workspace
+    from sbctl.trust.authority import Authority
+    from sbctl.views.console import note, print_json
+
+    workspace = Workspace(file)
+    authority = Authority.open(directory_of(workspace, directory, default=_DEFAULT_DIRECTORY))
+    listed = authority.revoke(node, reason=reason, now=workspace.clock.now())
+    note(f"{node} is on revocation list {listed.revision}; sbctl apply takes it to every host")
+    if format is OutputFormat.JSON:
+        print_json("cluster.revoke", {"node": node, "revision": listed.revision})
+    return ExitCode.DONE
