@@ -20,6 +20,7 @@ from sbctl.cli.authority import IdentitySigner, settle_rollover
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
 from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
+from sbctl.cli.sharing import stop_when_lost
 from sbctl.cli.signing import Signer
 from sbctl.cli.workspace import Workspace
 from sbctl.config.secrets import SecretResolver
@@ -214,7 +215,7 @@ def _carry_out(
         if recorded.host in found.plan.unreachable and address not in wanted
     ]
     cancel = Cancellation()
-    with SignalWatch(cancel):
+    with SignalWatch(cancel), stop_when_lost(workspace, cancel):
         result = execute(
             found.plan,
             sessions=_Sessions(workspace, found),

@@ -22,8 +22,11 @@ def interactive() -> bool:
 
 
 @contextlib.contextmanager
-def held_state(workspace: Workspace, command: str, timeout_s: float) -> Iterator[None]:
-    """Be the only writer of the state; says so before it waits. Raises LockedError `state.locked` after `timeout_s` seconds."""
+def held_state(workspace: Workspace, command: str, timeout_s: float, *, overrule: bool = False) -> Iterator[None]:
+    """Be the only writer of the state, here and where it is shared; says so before it waits. `overrule` as in `SharedSession.writing`.
+
+    Raises LockedError `state.locked` after `timeout_s` seconds; what bringing the two in step raises; at the end `state.not_shared`.
+    """
     info = lock_info(command, workspace.environ, workspace.clock)
     with contextlib.ExitStack() as stack:
         try:
@@ -34,6 +37,9 @@ def held_state(workspace: Workspace, command: str, timeout_s: float) -> Iterator
             note(f"{error.message}; waiting up to {timeout_s:g} s")
             stack.enter_context(workspace.store.lock(info, timeout_s))
         workspace.forget()
+        if workspace.sharing is not None:
+            stack.enter_context(workspace.sharing.writing(info, timeout_s, overrule=overrule))
+            workspace.forget()
         yield
 
 

@@ -190,8 +190,9 @@ def _why(error: SbctlError) -> str:
 
 def plan_against(workspace: Workspace, base_file: Path) -> Plan:
     """Two files compared offline: no host and no state is touched. Raises ConfigError for either."""
+    workspace.offline = True
     proposed = workspace.config
-    base = Workspace(base_file, workspace.environ, workspace.clock).loaded
+    base = Workspace(base_file, workspace.environ, workspace.clock, offline=True).loaded
     before = desired_of(
         replace(base, lineage=proposed.lineage, signers=base.signers or proposed.signers, key_epoch=proposed.key_epoch)
     )

@@ -15,13 +15,16 @@ from sbctl.base.errors import InputError
 from sbctl.base.secret import Secret, keyed_fingerprint
 from sbctl.cli.signing import KEY_NOT_MADE_YET, find_key
 from sbctl.config.compiled import CompiledConfig
-from sbctl.config.load import load
+from sbctl.config.document import Document
+from sbctl.config.including import read_config
+from sbctl.config.load import load_document
 from sbctl.state.model import StateView
 from sbctl.state.store import StateStore
 from sbctl.trust.keys import SigningKey
 
 if TYPE_CHECKING:
     from sbctl.pack.reader import Pack
+    from sbctl.state_backends.session import SharedSession
 
 __all__ = ["Workspace"]
 
@@ -35,6 +38,8 @@ class Workspace:
     clock: Clock = SYSTEM_CLOCK
     pack: Pack | None = None
     """Where wheels, engines and weights come from in a closed site; nothing is fetched then."""
+    offline: bool = False
+    """For comparisons of files: a shared state is not asked."""
 
     @cached_property
     def store(self) -> StateStore:
@@ -45,13 +50,24 @@ class Workspace:
         return self.file.resolve().parent
 
     @cached_property
+    def sharing(self) -> SharedSession | None:
+        """How this checkout stays in step with the shared state; None where the state is local. Raises as `sharing.shared_session`."""
+        if self.offline:
+            return None
+        from sbctl.cli.sharing import shared_session
+
+        return shared_session(self)
+
+    @cached_property
     def state(self) -> StateView | None:
-        """The recorded truth; None only where nothing was ever recorded."""
+        """The recorded truth, fetched first where it is shared; None only where nothing was ever recorded."""
+        if self.sharing is not None:
+            self.sharing.refresh()
         return self.store.read() if self.store.exists() else None
 
     def forget(self) -> None:
         """Read state and configuration anew at the next question."""
-        for name in ("state", "lineage", "loaded", "config"):
+        for name in ("state", "lineage", "document", "loaded", "config"):
             self.__dict__.pop(name, None)
 
     def require_state(self) -> StateView:
@@ -80,10 +96,15 @@ class Workspace:
         return keyed_fingerprint(key, Secret(value))
 
     @cached_property
+    def document(self) -> Document:
+        """sb.yml as it is written, with what it includes. Raises InputError `file.*`."""
+        return read_config(self.file)
+
+    @cached_property
     def loaded(self) -> CompiledConfig:
         """sb.yml, merged and checked; nothing of the state is in it but the key of secret fingerprints. Raises ConfigError."""
         try:
-            return load(self.file, environ=self.environ, keyed=self.keyed)
+            return load_document(self.document, environ=self.environ, keyed=self.keyed)
         except InputError as error:
             if error.code == "file.missing" and error.place == str(self.file):
                 error.next_step = "sbctl init writes a starter; -f names another file"

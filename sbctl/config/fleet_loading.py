@@ -14,6 +14,7 @@ from sbctl.config.host_view import layers_at
 from sbctl.config.interpolate import Expansion, Variables, expanded
 from sbctl.config.layers import View
 from sbctl.config.scalars import Scalar
+from sbctl.config.state_block import check_state
 
 __all__ = ["load_fleet", "written_vars"]
 
@@ -35,6 +36,7 @@ def load_fleet(report: Report, document: Document, environ: Mapping[str, str]) -
     if fleet is None:
         return checked
     check_fleet(report, fleet, document)
+    check_state(report, fleet.state, lambda path: view.key_span(("state", *path)))
     _check_signers(report, fleet, view)
     for name, host in (fleet.hosts or {}).items():
         if host.group is not None and host.group not in fleet.groups:

@@ -20,7 +20,20 @@ from sbctl.base.limits import JSON_INT_MAX, STATE_DOCUMENT_MAX_BYTES
 from sbctl.state.codec import decode
 from sbctl.state.rows import Rows
 
-__all__ = ["ConnectionEntry", "ResourceEntry", "StateDocument", "document_of", "dump_document", "parse_document"]
+__all__ = [
+    "AddressText",
+    "ConnectionEntry",
+    "Digest",
+    "Entry",
+    "Numbering",
+    "ResourceEntry",
+    "StateDocument",
+    "document_from",
+    "document_of",
+    "dump_document",
+    "first_problem",
+    "parse_document",
+]
 
 SCHEMA_VERSION: Final = 1
 
@@ -39,11 +52,13 @@ Numbering = Annotated[int, Field(ge=0, le=JSON_INT_MAX // 2)]
 """What the next run counts up from, so there must be room above it."""
 
 
-class _Entry(BaseModel):
+class Entry(BaseModel):
+    """A part of a document: exactly its fields, nothing converted."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
-class _LoginEntry(_Entry):
+class _Login(Entry):
     address: str
     port: int = Field(ge=1, le=65535)
     user: str
@@ -54,13 +69,13 @@ class _LoginEntry(_Entry):
     passphrase: str
 
 
-class JumpEntry(_LoginEntry):
+class JumpEntry(_Login):
     """One host in between."""
 
     name: str
 
 
-class ConnectionEntry(_LoginEntry):
+class ConnectionEntry(_Login):
     """How a host is reached, without secrets: `passphrase` and `become_password` are references."""
 
     kind: Literal["local", "ssh"]
@@ -69,7 +84,7 @@ class ConnectionEntry(_LoginEntry):
     jumps: list[JumpEntry]
 
 
-class ResourceEntry(_Entry):
+class ResourceEntry(Entry):
     """One recorded resource: all that is needed to compare and to destroy it without sb.yml."""
 
     address: AddressText
@@ -86,7 +101,7 @@ class ResourceEntry(_Entry):
     pending_delete: bool
 
 
-class StateDocument(_Entry):
+class StateDocument(Entry):
     """The recorded truth of one fleet at one serial. `digest` is SHA-256 over the canonical JSON of everything else."""
 
     format: Literal["sbctl.state"]
@@ -132,9 +147,19 @@ def dump_document(raw: dict[str, Any]) -> bytes:
     return strict_json.dump_pretty(raw).encode()
 
 
+def first_problem(error: ValidationError) -> str:
+    """Where and what, without the value."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
 def parse_document(data: bytes, *, place: str = "state document") -> StateDocument:
     """Raises InputError `state.document_invalid`, StateError `state.document_corrupt` or `state.too_new`."""
-    raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
+    return document_from(strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES), place=place)
+
+
+def document_from(raw: object, *, place: str) -> StateDocument:
+    """`parse_document` for what was read already."""
     if not isinstance(raw, dict) or raw.get("format") != "sbctl.state":
         raise InputError("state.document_invalid", "this is not a state document of sbctl", place=place)
     version = raw.get("schema_version")
@@ -156,9 +181,7 @@ def parse_document(data: bytes, *, place: str = "state document") -> StateDocume
     try:
         document = StateDocument.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError("state.document_invalid", f"{where}: {first['msg']}", place=place) from None
+        raise InputError("state.document_invalid", first_problem(error), place=place) from None
     addresses = [entry.address for entry in document.resources]
     if len(set(addresses)) != len(addresses):
         raise InputError("state.document_invalid", "an address is listed twice", place=place)

@@ -33,8 +33,9 @@ from sbctl.state.journal import close_open_run, open_run, put_resource, put_sign
 from sbctl.state.location import StatePaths
 from sbctl.state.model import RunInfo
 from sbctl.state.rows import Head, Rows, Table, read_head, read_verified
+from sbctl.state.shared_document import SharedState, mirror
 
-__all__ = ["DAMAGE", "found", "merge", "rebuild", "refuse_push"]
+__all__ = ["DAMAGE", "found", "found_shared", "merge", "rebuild", "refuse_push"]
 
 Json = dict[str, Any]
 
@@ -109,6 +110,19 @@ def found(paths: StatePaths, document: StateDocument, info: RunInfo, at: datetim
     head = install_database(paths, head, lambda rows: _load(rows, document, serial, info, at))
     write_fence(paths, Fence(head.lineage, head.serial, head.changes))
     return serial
+
+
+def found_shared(paths: StatePaths, shared: SharedState, at: datetime) -> None:
+    """Create the state as the shared document has it, where nothing is."""
+    write_fence(paths, Fence(shared.lineage, 0, 0))
+
+    def fill(rows: Rows) -> None:
+        mirror(rows, shared, at)
+        rows.head = replace(rows.head, changes=shared.changes)
+
+    head = Head(shared.lineage, shared.state.fleet_name, bytes.fromhex(str(shared.state.fingerprint_key)))
+    head = install_database(paths, head, fill)
+    write_fence(paths, Fence(head.lineage, head.serial, head.changes))
 
 
 @dataclass(slots=True)

@@ -3,7 +3,9 @@
 .sbctl/            0700, beside sb.yml
 ├── state.db       SQLite, WAL (`-wal` and `-shm` beside it while in use)
 ├── fence.json     lineage, highest serial, highest change: what state.db must at least contain
+├── remote.json    what this checkout last knew of the shared state, where there is one
 ├── backup.json    the document of the last finished run, to push when state.db is damaged
+├── errored.json   what could not be written to the shared state
 └── lock           flock; never renamed, never removed
 """
 
@@ -70,6 +72,14 @@ class StatePaths:
     @property
     def backup(self) -> Path:
         return self.directory / "backup.json"
+
+    @property
+    def seen(self) -> Path:
+        return self.directory / "remote.json"
+
+    @property
+    def errored(self) -> Path:
+        return self.directory / "errored.json"
 
     @property
     def lock(self) -> Path:

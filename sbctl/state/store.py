@@ -1,7 +1,8 @@
 """The recorded truth of one fleet: the one door to `.sbctl/`.
 
     reading    exists, read, history, journal, snapshot, export, holder, verify       no lock, one consistent moment
-    writing    lock ─► create | begin_run ─► Run | remove, adopt, set_trust, import_document
+    writing    lock ─► create | begin_run ─► Run | remove, adopt, rename, set_trust, import_document
+    sharing    side, share                    lock ─► mirror, touch        (who sends and fetches: `sbctl.state_backends`)
 
 A reader sees the last committed moment while a run writes. Everything read is verified; what cannot be believed is refused by name
 (`sbctl.state.refusals`), never taken for an empty state. One process writes, under a kernel lock; its threads may share a `Run`.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,11 @@ from sbctl.state.holding import acquire, read_holder
 from sbctl.state.journal import drop_resource, open_run, put_resource, put_signers
 from sbctl.state.location import StatePaths, is_there, prepare_directory, refuse_network_filesystem
 from sbctl.state.model import JournalEntry, LockInfo, RunInfo, RunSummary, StateSnapshot, StateView
+from sbctl.state.renaming import rename, renamed_desired, renaming
 from sbctl.state.rows import Rows
 from sbctl.state.run import Run
+from sbctl.state.shared_document import SharedState, dump_shared, mirror, shared_of
+from sbctl.state.sharing import Side
 from sbctl.state.writer import Writer
 
 __all__ = ["StateStore"]
@@ -41,6 +46,10 @@ __all__ = ["StateStore"]
 Json = dict[str, Any]
 
 _TEMPORARIES_OLDER_THAN_S = 3600.0
+
+
+def _discard(_value: object) -> None:
+    """For a change whose result nobody asks for."""
 
 
 class StateStore:
@@ -57,6 +66,8 @@ class StateStore:
         self._held: LockInfo | None = None
         self._writer: Writer | None = None
         self._run: Run | None = None
+        self.on_begin: Callable[[], None] | None = None
+        """Called when a run is recorded and before anything acts on it: whoever shares the state writes it, or stops the run by raising."""
 
     # Reading
 
@@ -203,8 +214,14 @@ class StateStore:
         listed = list(desired)
         with writer.transaction() as rows:
             serial = open_run(rows, info, listed, self._clock.now())
-        self._run = Run(writer, serial, self._clock, self._run_finished)
-        return self._run
+        self._run = run = Run(writer, serial, self._clock, self._run_finished)
+        if self.on_begin is not None:
+            try:
+                self.on_begin()
+            except BaseException:
+                run.finish("failed")
+                raise
+        return run
 
     def _run_finished(self) -> None:
         self._run = None
@@ -264,6 +281,51 @@ class StateStore:
 
         asked = desired_of_recorded(recorded_to_json(recorded))
         self._amend(info, change, lambda desired: [*(e for e in desired if e["address"] != key), asked])
+
+    def rename(self, old: Address, new: Address, info: RunInfo | None = None) -> None:
+        """Another address for a host, with all that is on it, or for a deployment. Raises as `sbctl.state.renaming.rename`."""
+        move = renaming(old, new)
+        at = self._clock.now()
+        self._amend(info, lambda rows: _discard(rename(rows, old, new, at)), lambda asked: renamed_desired(asked, move))
+
+    # Sharing
+
+    def side(self) -> Side | None:
+        """This checkout, for `sharing.decide`; None where nothing was ever recorded."""
+        if not self.exists():
+            return None
+        with self._reading() as rows:
+            head = rows.head
+            lines = {int(serial): decode(body) for serial, body in rows.scan("runs")}
+            return Side(head.lineage, head.serial, head.changes, lines)
+
+    def position(self) -> tuple[str, int, int] | None:
+        """Lineage, serial and the number of the last write; None where nothing was ever recorded."""
+        if not self.exists():
+            return None
+        with self._reading() as rows:
+            return rows.head.lineage, rows.head.serial, rows.head.changes
+
+    def share(self) -> tuple[int, bytes]:
+        """The number of the last write, and the shared document of it."""
+        with self._reading() as rows:
+            return rows.head.changes, dump_shared(shared_of(rows))
+
+    def mirror(self, shared: SharedState) -> None:
+        """Be what the shared document says. The caller knows by `sharing.decide` that nothing is lost by it."""
+        self._require_lock()
+        at = self._clock.now()
+        if self.exists():
+            with self._open_writer().transaction() as rows:
+                mirror(rows, shared, at)
+        else:
+            importing.found_shared(self.paths, shared, at)
+        self._keep_backup()
+
+    def touch(self, *, above: int) -> None:
+        """Count one write, so that the number passes `above`, without changing anything else: the document is written anew."""
+        with self._open_writer().transaction() as rows:
+            rows.head = replace(rows.head, changes=max(rows.head.changes, above))
 
     def set_trust(self, signers: Mapping[str, str], key_epoch: int, info: RunInfo | None = None) -> None:
         """The signer set that nodes of this lineage trust: name → public key text. The same set again changes nothing."""

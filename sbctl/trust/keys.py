@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import KeySerializationEncryption
 
-__all__ = ["SigningKey", "VerifyKey", "load_key_file", "parse_public_key", "save_key_file"]
+__all__ = [
+    "SigningKey",
+    "VerifyKey",
+    "load_key_file",
+    "parse_public_key",
+    "read_private_file",
+    "save_key_file",
+    "save_private_file",
+]
 
 _PREFIX: Final = "ed25519:"
 _FIELD_PRIME: Final = 2**255 - 19
@@ -152,23 +160,33 @@ def load_key_file(path: Path, passphrase: Secret | None = None) -> SigningKey:
 
     Raises InputError `file.missing`, `key.invalid`; RefusedError `key.permissions` when group or others may read it or it is a link.
     """
+    return SigningKey.from_pem(read_private_file(path, "signing key"), passphrase)
+
+
+def read_private_file(path: Path, noun: str) -> Secret:
+    """The content of a key file that only its owner can read. Raises as `load_key_file`."""
     try:
         status = os.lstat(path)
     except OSError:
-        raise InputError("file.missing", "there is no signing key here", place=str(path)) from None
+        raise InputError("file.missing", f"there is no {noun} here", place=str(path)) from None
     if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid()):
         raise RefusedError(
             "key.permissions",
-            f"the signing key must be a regular file of yours with mode 0600; it has mode {stat.S_IMODE(status.st_mode):04o}",
+            f"the {noun} must be a regular file of yours with mode 0600; it has mode {stat.S_IMODE(status.st_mode):04o}",
             place=str(path),
             next_step=f"chmod 600 {path}",
         )
-    return SigningKey.from_pem(Secret(read_bounded(path, max_bytes=KEY_FILE_MAX_BYTES)), passphrase)
+    return Secret(read_bounded(path, max_bytes=KEY_FILE_MAX_BYTES))
 
 
 def save_key_file(path: Path, key: SigningKey, passphrase: Secret | None = None) -> None:
     """Write a new private key durably, 0600 in a 0700 directory. Raises RefusedError `key.exists` rather than overwrite one."""
+    save_private_file(path, key.to_pem(passphrase))
+
+
+def save_private_file(path: Path, content: Secret) -> None:
+    """As `save_key_file`, for any private key."""
     if os.path.lexists(path):
         raise RefusedError("key.exists", "a key stands here already and is never overwritten", place=str(path))
     ensure_directory(path.parent, mode=0o700)
-    write_atomic(path, key.to_pem(passphrase).reveal(), mode=0o600)
+    write_atomic(path, content.reveal(), mode=0o600)
