@@ -16,7 +16,7 @@ next snapshot. Every mutating method is idempotent: called again with the same p
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,12 +28,14 @@ __all__ = [
     "ArtifactImport",
     "ArtifactPull",
     "ArtifactRemove",
+    "BlobFetch",
+    "BlobServe",
     "BundleApply",
-    "DeploymentAction",
-    "EngineInstall",
     "CertificateInstall",
     "CertificateRemove",
     "CertificateRequest",
+    "DeploymentAction",
+    "EngineInstall",
     "EngineRemove",
     "HostDrain",
     "HostMark",
@@ -61,17 +63,19 @@ class Method(StrEnum):
     HOST_UNMARK = "host.unmark"
     HOST_DRAIN = "host.drain"
     HOST_RESUME = "host.resume"
-    RUNTIME_INSTALL = "runtime.install"
-    RUNTIME_ACTIVATE = "runtime.activate"
     CERTIFICATE_REQUEST = "certificate.request"
     CERTIFICATE_INSTALL = "certificate.install"
     CERTIFICATE_REMOVE = "certificate.remove"
+    RUNTIME_INSTALL = "runtime.install"
+    RUNTIME_ACTIVATE = "runtime.activate"
     RUNTIME_REMOVE = "runtime.remove"
     ENGINE_INSTALL = "engine.install"
     ENGINE_REMOVE = "engine.remove"
     ARTIFACT_PULL = "artifact.pull"
     ARTIFACT_IMPORT = "artifact.import"
     ARTIFACT_REMOVE = "artifact.remove"
+    BLOB_SERVE = "blob.serve"
+    BLOB_FETCH = "blob.fetch"
     BUNDLE_APPLY = "bundle.apply"
     BUNDLE_CLEAR = "bundle.clear"
     DEPLOYMENT_ACTION = "deployment.action"
@@ -98,10 +102,6 @@ class HostUnmark(_Params):
     keep_weights: bool = False
 
 
-class HostDrain(_Params):
-    """Admit no new requests, and wait for those that run at most `deadline_s`. → {"running", "active_requests", "finished"}
-
-    `by` names the operator whose drain holds over restarts until `host.resume`; None: an apply's own, which ends with its lease on the host.
 class CertificateRequest(_Params):
     """Make a private key that never leaves the host, and a request for its certificate; one that waits already is found. → {"request": PEM}"""
 
@@ -133,6 +133,10 @@ class CertificateRemove(_Params):
     lineage: str
 
 
+class HostDrain(_Params):
+    """Admit no new requests, and wait for those that run at most `deadline_s`. → {"running", "active_requests", "finished"}
+
+    `by` names the operator whose drain holds over restarts until `host.resume`; None: an apply's own, which ends with its lease on the host.
     """
 
     by: str | None = Field(default=None, min_length=1, max_length=200)
@@ -182,12 +186,12 @@ class RuntimeConfig(_Params):
     safety_margin: float = Field(default=0.10, ge=0, lt=1)
     shutdown_deadline_ms: int = Field(default=30_000, gt=0)
     handoff_timeout_ms: int = Field(default=60_000, gt=0)
+    identity: bool = False
+    """Whether the host has an identity of its cluster, in `<etc>/identity`."""
 
 
 class RuntimeActivate(_Params):
     """Make `version` the running runtime with this configuration and trust.
-    identity: bool = False
-    """Whether the host has an identity of its cluster, in `<etc>/identity`."""
 
     Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent), renders and verifies
     the unit, switches `current`, restarts only when something decisive differs or the runtime is not healthy, and answers once the control
@@ -258,10 +262,6 @@ class ArtifactRemove(_Params):
     artifact: str = Field(pattern=_DIGEST)
 
 
-class BundleApply(_Params):
-    """Hand a signed bundle to the runtime: verified, fenced, prepared, committed as one transaction. → {"revision", "content_digest", "report"}
-
-    `expected_revision` is compared and set: the revision the operator planned from, None when the runtime had none.
 class BlobServe(_Params):
     """Offer blobs that were put here, or that the model cache has, to neighbours over TLS for as long as this channel is open.
 
@@ -284,6 +284,10 @@ class BlobFetch(_Params):
     certificate_sha256: str = Field(pattern=_DIGEST)
 
 
+class BundleApply(_Params):
+    """Hand a signed bundle to the runtime: verified, fenced, prepared, committed as one transaction. → {"revision", "content_digest", "report"}
+
+    `expected_revision` is compared and set: the revision the operator planned from, None when the runtime had none.
     """
 
     envelope: str
@@ -302,17 +306,19 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.HOST_UNMARK: HostUnmark,
     Method.HOST_DRAIN: HostDrain,
     Method.HOST_RESUME: HostResume,
+    Method.CERTIFICATE_REQUEST: CertificateRequest,
+    Method.CERTIFICATE_INSTALL: CertificateInstall,
+    Method.CERTIFICATE_REMOVE: CertificateRemove,
     Method.RUNTIME_INSTALL: RuntimeInstall,
     Method.RUNTIME_ACTIVATE: RuntimeActivate,
     Method.RUNTIME_REMOVE: RuntimeRemove,
     Method.ENGINE_INSTALL: EngineInstall,
-    Method.CERTIFICATE_REQUEST: CertificateRequest,
-    Method.CERTIFICATE_INSTALL: CertificateInstall,
-    Method.CERTIFICATE_REMOVE: CertificateRemove,
     Method.ENGINE_REMOVE: EngineRemove,
     Method.ARTIFACT_PULL: ArtifactPull,
     Method.ARTIFACT_IMPORT: ArtifactImport,
     Method.ARTIFACT_REMOVE: ArtifactRemove,
+    Method.BLOB_SERVE: BlobServe,
+    Method.BLOB_FETCH: BlobFetch,
     Method.BUNDLE_APPLY: BundleApply,
     Method.DEPLOYMENT_ACTION: DeploymentAction,
 }

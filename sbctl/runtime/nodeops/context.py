@@ -72,6 +72,8 @@ class NodeContext:
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     cancellation: Cancellation = field(default_factory=Cancellation)
     clock: Clock = SYSTEM_CLOCK
+    kept: dict[str, object] = field(default_factory=dict)
+    """What lives as long as the channel, by the name of who keeps it."""
 
 
 def run_cancellable(context: NodeContext, work: Coroutine[Any, Any, _Result]) -> _Result:

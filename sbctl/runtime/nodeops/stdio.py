@@ -49,6 +49,8 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.ARTIFACT_PULL: ("artifact_ops", "pull_artifact"),
     Method.ARTIFACT_IMPORT: ("artifact_ops", "import_artifact"),
     Method.ARTIFACT_REMOVE: ("artifact_ops", "remove_artifact"),
+    Method.BLOB_SERVE: ("blob_ops", "serve_blobs"),
+    Method.BLOB_FETCH: ("blob_ops", "fetch_blob"),
     Method.BUNDLE_APPLY: ("bundle_ops", "apply_bundle"),
     Method.BUNDLE_CLEAR: ("bundle_ops", "clear_bundle"),
     Method.DEPLOYMENT_ACTION: ("bundle_ops", "act_on_deployment"),
