@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sbctl.base.secret import Secret
 from sbctl.cli.authority import IdentitySigner, settle_rollover
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
+from sbctl.cli.relaying import Relays
 from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
 from sbctl.cli.sharing import stop_when_lost
 from sbctl.cli.signing import Signer
@@ -31,7 +33,7 @@ from sbctl.plan.remembered import outdated
 from sbctl.plan.saved_plan import PLAN_PAYLOAD_TYPE, SavedPlan, check_saved, read_saved
 from sbctl.plan.selection import effective_desired
 from sbctl.provider import NodeSession
-from sbctl.remote.session import open_session
+from sbctl.remote.session import HostSession, open_session
 from sbctl.state.operator import run_info
 from sbctl.trust.envelope import open_envelope
 
@@ -215,10 +217,10 @@ def _carry_out(
         if recorded.host in found.plan.unreachable and address not in wanted
     ]
     cancel = Cancellation()
-    with SignalWatch(cancel), stop_when_lost(workspace, cancel):
+    with SignalWatch(cancel), stop_when_lost(workspace, cancel), closing(_Sessions(workspace, found)) as sessions:
         result = execute(
             found.plan,
-            sessions=_Sessions(workspace, found),
+            sessions=sessions,
             run=run,
             providers=PROVIDERS,
             services=services,
@@ -247,12 +249,20 @@ class _Sessions:
     def __init__(self, workspace: Workspace, found: Planned) -> None:
         self._workspace = workspace
         self._found = found
-        self._unused: dict[str, NodeSession] = dict(found.observation.sessions)
+        self._unused = dict(found.observation.sessions)
+        self._relays = Relays(found.config, found.observation.snapshots, self._opened, workspace.clock)
 
     def __call__(self, host: str) -> NodeSession:
         session = self._unused.pop(host, None)
-        if session is not None and host in self._found.observation.snapshots:
-            return session
+        if session is None or host not in self._found.observation.snapshots:
+            session = self._opened(host)
+        return self._relays.over(host, session)
+
+    def close(self) -> None:
+        """End what relays serve."""
+        self._relays.close()
+
+    def _opened(self, host: str) -> HostSession:
         connection = self._found.plan.hosts[host]
         config = self._found.config
         python = config.hosts[host].python if config is not None and host in config.hosts else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from sbctl.artifacts.model import ArtifactFacts, Delivery
@@ -15,6 +16,7 @@ from sbctl.base.errors import Diagnostic, SourceSpan
 from sbctl.base.secret import Secret
 from sbctl.base.update_policy import UpdatePolicy
 from sbctl.catalog.loader import Catalog, builtin_catalog
+from sbctl.config.host_lock import LOCK_NAME
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
 from sbctl.trust.authority import AuthorityFacts
 from sbctl.trust.bundle import ApiKeyEntry
@@ -93,6 +95,8 @@ class CompiledHost:
     delivery: Delivery
     python: str | None = None
     keep_weights: bool = False
+    relay: str | None = None
+    """The host that passes on what is pushed to this one."""
     group: str | None = None
     """For people; what it sets is merged in."""
     data_address: str = "127.0.0.1"
@@ -142,6 +146,8 @@ class CompiledConfig:
     """Of the signer set; filled in like `lineage`. So is `signers` when sb.yml does not declare it."""
     inline_secrets: Mapping[str, Secret] = field(default_factory=dict, repr=False, compare=False)
     """Values written in sb.yml itself, by their `inline:` reference; in memory only."""
+    host_lock: Path = Path(LOCK_NAME)
+    """Where `sbctl host trust` pins keys; need not exist."""
 
     def has_identity(self, host: str) -> bool:
         """Whether a host of this name gets an identity: there is an authority, and it did not revoke the host for good."""
