@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbctl.base.connection import Connection
+from sbctl.base.errors import InputError
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
+from sbctl.config.load import load
 from sbctl.views.fleet_hosts import HostRow
 
-__all__ = ["host_rows", "shown_address"]
+__all__ = ["host_rows", "recorded_connections", "shown_address", "unpinned", "unreachable"]
 
 
 def shown_address(connection: Connection) -> str:
@@ -27,7 +29,7 @@ def shown_address(connection: Connection) -> str:
 
 def host_rows(workspace: Workspace, config: CompiledConfig, *, check: bool, parallelism: int) -> tuple[HostRow, ...]:
     """Every host of sb.yml in its order, then hosts that only the state knows. With `check` every host is asked."""
-    recorded = _recorded(workspace)
+    recorded = recorded_connections(workspace)
     serials = workspace.store.recorded_serials() if workspace.state is not None else {}
     connections = {name: host.connection for name, host in config.hosts.items()}
     for name, connection in recorded.items():
@@ -39,7 +41,18 @@ def host_rows(workspace: Workspace, config: CompiledConfig, *, check: bool, para
     )
 
 
-def _recorded(workspace: Workspace) -> dict[str, Connection]:
+def unpinned(workspace: Workspace) -> CompiledConfig:
+    """sb.yml for who connects to nothing: hosts may lack a pinned key. Raises ConfigError, InputError `file.*`."""
+    try:
+        return load(workspace.file, environ=workspace.environ, keyed=workspace.keyed, require_pins=False)
+    except InputError as error:
+        if error.code == "file.missing":
+            error.next_step = "sbctl init writes a starter; -f names another file"
+        raise
+
+
+def recorded_connections(workspace: Workspace) -> dict[str, Connection]:
+    """Host → how the last apply reached it."""
     state = workspace.state
     return {one.host: one.connection for one in state.resources.values()} if state is not None else {}
 
@@ -71,7 +84,12 @@ def _problems(
 
     pythons = {name: host.python for name, host in config.hosts.items() if host.python}
     with observe_fleet(
-        connections, clock=workspace.clock, max_parallel=parallelism, pythons=pythons, environ=workspace.environ
+        connections,
+        clock=workspace.clock,
+        max_parallel=parallelism,
+        pythons=pythons,
+        environ=workspace.environ,
+        secrets=workspace.login_secrets.prepared(connections.values()),
     ) as fleet:
         return {
             name: f"{error.message}. {error.next_step}" if error.next_step else error.message

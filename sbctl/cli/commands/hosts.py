@@ -1,4 +1,4 @@
-"""`host list`: the machines of a fleet, one by one."""
+"""`host list|trust`: the machines of a fleet, one by one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sbctl.base.errors import ExitCode
-from sbctl.cli.options import File, Format, OutputFormat, Parallelism
+from sbctl.base.errors import ExitCode, UsageError
+from sbctl.cli.options import File, Format, OutputFormat, Parallelism, Yes
 
 __all__ = ["app"]
 
@@ -25,15 +25,76 @@ def list_(
     parallelism: Parallelism = 10,
 ) -> int:
     """Every host: address, roles, group, labels, whether its key is pinned, and the last serial that changed it."""
-    from sbctl.cli.fleet_hosts import host_rows, unreachable
+    from sbctl.cli.fleet_hosts import host_rows, unpinned, unreachable
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import print_json, result
     from sbctl.views.fleet_hosts import host_list_body, host_list_text
 
     workspace = Workspace(file)
-    rows = host_rows(workspace, workspace.loaded, check=check, parallelism=parallelism)
+    rows = host_rows(workspace, unpinned(workspace), check=check, parallelism=parallelism)
     if format is OutputFormat.JSON:
         print_json("host.list", host_list_body(rows))
     else:
         result(host_list_text(rows))
     return ExitCode.UNREACHABLE if unreachable(rows) else ExitCode.DONE
+
+
+@app.command()
+def trust(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Hosts and jumps of sb.yml; patterns such as 'gpu-*'."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every host and jump.")] = False,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="KNOWN_HOSTS", help="Take keys from this OpenSSH file, without connecting."),
+    ] = None,
+    fingerprint: Annotated[
+        str,
+        typer.Option("--fingerprint", metavar="SHA256:…", help="What the one host must show, as its console has it."),
+    ] = "",
+    file: File = Path("sb.yml"),
+    yes: Yes = False,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+) -> int:
+    """Show the SSH key of hosts, ask, and pin it in sb.hosts.lock, which is to be committed. Exit 4: one was not pinned."""
+    from sbctl.cli.fleet_hosts import recorded_connections, unpinned
+    from sbctl.cli.fleet_setup import interactive
+    from sbctl.cli.trusting import TrustRequest, ssh_scan, targets_of, trust_hosts
+    from sbctl.cli.workspace import Workspace
+    from sbctl.config.known_hosts import read_known_hosts
+    from sbctl.views.console import ask_yes, print_json, result, talk
+    from sbctl.views.trust_views import Question, question_text, trust_body, trust_text
+
+    if bool(names) == all_:
+        raise UsageError("usage", "name hosts, or pass --all", next_step="sbctl host list names them")
+    if fingerprint and from_ is not None:
+        raise UsageError("usage", "--fingerprint and --from do not go together: one of them says what is trusted")
+
+    def ask(question: Question) -> bool:
+        talk(question_text(question))
+        return ask_yes(f"Pin this key for {question.name}? (y/N) ")
+
+    workspace = Workspace(file)
+    config = unpinned(workspace)
+    request = TrustRequest(
+        lock=config.host_lock,
+        targets=targets_of({name: host.connection for name, host in config.hosts.items()}, names or ()),
+        ask=ask if interactive() else None,
+        assume_yes=yes,
+        fingerprint=fingerprint,
+        known=read_known_hosts(from_) if from_ is not None else None,
+        known_file=str(from_ or ""),
+        recorded=recorded_connections(workspace),
+    )
+    scan, end = ssh_scan(workspace.clock)
+    try:
+        outcome = trust_hosts(request, scan)
+    finally:
+        end()
+    if format is OutputFormat.JSON:
+        print_json("host.trust", trust_body(outcome))
+    else:
+        result(trust_text(outcome))
+    return outcome.exit_code
