@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +29,10 @@ from sbctl.runtime.binding import base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.drain import Drain
-from sbctl.runtime.engine_host import ChildEngineHost
+from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
 from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.launch import LaunchPorts
+from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.listeners import Listener
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.metrics import RuntimeMetrics
@@ -45,10 +47,13 @@ from sbctl.runtime.routes import is_loopback
 from sbctl.runtime.settings import Settings, admin_password, load_settings, load_trust, prepare_directories
 from sbctl.runtime.store import RuntimeStore
 from sbctl.runtime.supervise import die_with_supervisor
+from sbctl.runtime.unit_host import UnitEngineHost
+from sbctl.runtime.unit_records import UnitRecords
 
 __all__ = ["Daemon", "run_serve"]
 
 _CUT_S: Final = 2.0
+_LAUNCHER_VARIABLE: Final = "SBCTL_ENGINE_LAUNCHER"
 
 
 class Daemon:
@@ -64,8 +69,8 @@ class Daemon:
         self._metrics = RuntimeMetrics()
         self._drain = Drain(paths)
         self._store = RuntimeStore(paths.database, paths.bundle)
-        self._host = ChildEngineHost(OwnershipRecords(paths.engine_records), paths.state / "run")
-        provisioner = NodeProvisioner(paths, settings.cache_directory, paths.state / "run")
+        self._host = _engine_host(paths, os.environ)
+        provisioner = NodeProvisioner(paths, settings.cache_directory, self._host.new_socket)
         self._reconciler = Reconciler(
             scope=config.host,
             trust=self._trust,
@@ -117,13 +122,14 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        await self._host.adopt()
+        adopted = await self._host.adopt()
         try:
             await self._bind()
             if self._settings.content is not None:
                 await self._reconciler.apply_content(self._settings.content, quiet)
             else:
-                await self._reconciler.restore()
+                await self._reconciler.restore(adopted)
+            await self._host.drop_unclaimed()
             self._restored = True
             self._notifier.ready(f"serving {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
@@ -178,9 +184,20 @@ class Daemon:
         for listener in self._listeners:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(listener.close(), _CUT_S)
+        await self._host.close()
         remove_file(self._settings.paths.control_socket)
         self._store.close()
         self._log.info("stopped")
+
+
+def _engine_host(paths: NodePaths, environ: Mapping[str, str]) -> EngineHost:
+    """Units by the launcher where our own unit names its socket, children everywhere else."""
+    children = OwnershipRecords(paths.engine_records)
+    socket_path = environ.get(_LAUNCHER_VARIABLE)
+    if socket_path:
+        records = UnitRecords(paths.engine_records / "units")
+        return UnitEngineHost(LauncherClient(Path(socket_path)), records, children)
+    return ChildEngineHost(children, paths.state / "run")
 
 
 def _bind_unix(path: Path) -> socket.socket:

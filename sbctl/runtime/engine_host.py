@@ -1,4 +1,4 @@
-"""The one port that starts engines, and its implementation by child processes.
+"""The one port that starts engines, and its implementation by child processes (`unit_host` has the one by systemd units).
 
     start   record durable ► exec ► running          stop   SIGTERM ► grace ► SIGKILL ► tree gone ► record gone
 
@@ -27,10 +27,14 @@ from sbctl.base.fs import remove_file
 from sbctl.base.limits import ENGINE_STDERR_RING_BYTES, ENGINE_STOP_GRACE_S
 from sbctl.base.secret import redact
 from sbctl.engines.model import EngineAddress, LaunchSpec
+from sbctl.runtime.listener_proof import prove_listener
 from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords, end_tree
 from sbctl.runtime.processes import TOKEN_VARIABLE, ProcessIdentity, boot_id, process_identity, tree_of
 
-__all__ = ["ChildEngineHost", "EngineExit", "EngineHost", "EngineLabel", "OutputRing", "RunningEngine"]
+__all__ = ["ChildEngineHost", "EngineExit", "EngineHost", "EngineLabel", "OutputRing", "RunningEngine", "Slot"]
+
+Slot = tuple[str, int]
+"""A deployment and the number of a replica of it."""
 
 _GATE_PROGRAM: Final = str(Path(__file__).with_name("exec_gate.py"))
 _LINE_MAX_CHARS: Final = 400
@@ -45,14 +49,20 @@ class EngineLabel:
     replica: int
     generation: int
 
+    @property
+    def slot(self) -> Slot:
+        return self.deployment, self.replica
+
 
 @dataclass(frozen=True, slots=True)
 class EngineExit:
-    """How an engine ended: `returncode` as subprocess has it (negative: the signal)."""
+    """How an engine ended: `returncode` as subprocess has it (negative: the signal); None when nobody can tell any more."""
 
-    returncode: int
+    returncode: int | None
 
     def __str__(self) -> str:
+        if self.returncode is None:
+            return "an exit that nobody saw (stopped from outside)"
         if self.returncode >= 0:
             return f"exit code {self.returncode}"
         try:
@@ -93,11 +103,13 @@ class RunningEngine(Protocol):
     @property
     def address(self) -> EngineAddress: ...
 
-    def pids(self) -> frozenset[int]:
-        """Its whole tree, now."""
+    async def prove_listener(self) -> None:
+        """Return when a process of its own listens at its address. Raises EngineError as `listener_proof.prove_listener`."""
         ...
 
-    def last_lines(self, count: int) -> tuple[str, ...]: ...
+    async def last_lines(self, count: int) -> tuple[str, ...]:
+        """What it printed last, safe to show; empty when that cannot be read."""
+        ...
 
     async def wait(self) -> EngineExit:
         """Returns when the first process has ended; may be called by many."""
@@ -107,12 +119,40 @@ class RunningEngine(Protocol):
 class EngineHost(Protocol):
     """Starts and stops engines. Nothing else in the runtime does."""
 
-    async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
-        """Running, not yet ready, and its record durable. Raises EngineError `engine_spawn_failed`, SbctlError `disk.*`."""
+    @property
+    def outlives_daemon(self) -> bool:
+        """Whether engines that are left at the daemon's end run on, for the next one to adopt."""
         ...
 
-    async def adopt(self) -> tuple[RunningEngine, ...]:
-        """Engines of a former daemon that run on; whatever cannot be adopted is stopped. Before listeners bind, under the serve lock."""
+    def new_socket(self) -> Path:
+        """A fresh path for an engine that listens on a UNIX socket."""
+        ...
+
+    async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
+        """Running, not yet ready, and its record durable. An adopted engine of this slot that was started in the same way is given
+        instead of a new one: its address is then another than `spec` says.
+
+        Raises EngineError `engine_spawn_failed`, SbctlError `disk.*`.
+        """
+        ...
+
+    async def adopt(self) -> frozenset[Slot]:
+        """Find the engines of a former daemon; whatever cannot be continued is stopped. Before anything is served, under the serve lock.
+
+        Returns the slots whose engines wait for their `start`.
+        """
+        ...
+
+    async def drop_unclaimed(self) -> None:
+        """Stop the adopted engines that no `start` asked for."""
+        ...
+
+    async def leave(self, engine: RunningEngine) -> None:
+        """Let go of an engine without ending it. Only where engines outlive the daemon."""
+        ...
+
+    async def close(self) -> None:
+        """The daemon ends; engines that were left run on."""
         ...
 
     async def stop(self, engine: RunningEngine, *, grace_s: float = ENGINE_STOP_GRACE_S) -> None:
@@ -140,9 +180,13 @@ class _ChildEngine:
         return self._address
 
     def pids(self) -> frozenset[int]:
+        """Its whole tree, now."""
         return frozenset(member.pid for member in tree_of(self.leader, self.token))
 
-    def last_lines(self, count: int) -> tuple[str, ...]:
+    async def prove_listener(self) -> None:
+        prove_listener(self._address, self.pids())
+
+    async def last_lines(self, count: int) -> tuple[str, ...]:
         return self._ring.lines(count)
 
     async def wait(self) -> EngineExit:
@@ -171,6 +215,13 @@ class ChildEngineHost:
         self._records = records
         self._working_directory = working_directory
 
+    @property
+    def outlives_daemon(self) -> bool:
+        return False
+
+    def new_socket(self) -> Path:
+        return self._working_directory / f"{secrets.token_hex(4)}.sock"
+
     async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
         token = secrets.token_hex(8)
         if spec.address.unix_path is not None:
@@ -194,10 +245,20 @@ class ChildEngineHost:
         finally:
             os.close(gate_write)
 
-    async def adopt(self) -> tuple[RunningEngine, ...]:
+    async def adopt(self) -> frozenset[Slot]:
         """Children die with their daemon, so there is nothing to take over: what is left of them is stopped."""
         await self._records.reap()
-        return ()
+        return frozenset()
+
+    async def drop_unclaimed(self) -> None:
+        """There are none."""
+
+    async def leave(self, engine: RunningEngine) -> None:
+        """A child cannot be left, so it is stopped."""
+        await self.stop(engine)
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
     async def stop(self, engine: RunningEngine, *, grace_s: float = ENGINE_STOP_GRACE_S) -> None:
         if not isinstance(engine, _ChildEngine):

@@ -112,10 +112,13 @@ class Generation:
     async def reset(self) -> None:
         await _all(replica.reset() for replica in self.replicas)
 
-    async def retire(self, *, drain_s: float) -> None:
-        """Every tree gone when it returns. Raises the first EngineError `engine_shutdown_failed`, after all were tried."""
+    async def retire(self, *, drain_s: float, leave: bool = False) -> None:
+        """Every tree gone when it returns, or left to the next daemon where `leave`.
+
+        Raises the first EngineError `engine_shutdown_failed`, after all were tried.
+        """
         self.release_hold()
-        await _all(replica.retire(drain_s=drain_s) for replica in self.replicas)
+        await _all(replica.retire(drain_s=drain_s, leave=leave) for replica in self.replicas)
 
     async def admit(self, priority: Priority) -> Lease:
         """A ready replica and a permit on it, within the queue timeout, a cold start included when `cold_start` is wait.

@@ -69,7 +69,7 @@ async def launch_engine(
     entered(ReplicaPhase.PREPARING)
     progress(0, None, f"starting {member.engine.engine} for {label.deployment}")
     engine = await ports.host.start(spec, label)
-    client = ports.connect(spec.address)
+    client = ports.connect(engine.address)
     try:
         await ports.await_ready(engine, client, spec, model=label.deployment, token=token)
         return Launched(engine, client, ProgressWatch(client, spec.probe_path, ports.times))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -27,10 +27,10 @@ __all__ = ["NodeProvisioner"]
 class NodeProvisioner:
     """One a daemon. Weights that a replica was given are leased until `keep_only`, so that nobody removes them under an engine."""
 
-    def __init__(self, paths: NodePaths, cache_directory: Path, sockets: Path) -> None:
+    def __init__(self, paths: NodePaths, cache_directory: Path, new_socket: Callable[[], Path]) -> None:
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
-        self._sockets = sockets
+        self._new_socket = new_socket
         self._builds: dict[tuple[str, int, int, int], EngineBuild] = {}
         self._leases: dict[str, FileLock] = {}
 
@@ -95,9 +95,9 @@ class NodeProvisioner:
         )
 
     def _address(self, build: EngineBuild) -> EngineAddress:
-        """A UNIX socket in our own directory for engines that can, a loopback port for the rest."""
+        """A UNIX socket where the engine host wants it for engines that can, a loopback port for the rest."""
         if build.launch == "wheel":
-            return EngineAddress(unix_path=self._sockets / f"{secrets.token_hex(4)}.sock")
+            return EngineAddress(unix_path=self._new_socket())
         return EngineAddress(port=free_loopback_port())
 
 

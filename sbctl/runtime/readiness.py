@@ -18,7 +18,6 @@ from sbctl.base.limits import ENGINE_PROBE_INTERVAL_S
 from sbctl.engines.model import LaunchSpec
 from sbctl.runtime.engine_client import EngineClient
 from sbctl.runtime.engine_host import EngineExit, RunningEngine
-from sbctl.runtime.listener_proof import prove_listener
 
 __all__ = ["ProgressWatch", "WatchTimes", "await_ready", "exit_error"]
 
@@ -35,9 +34,9 @@ class WatchTimes:
     idle_failures: int = 3
 
 
-def exit_error(ended: EngineExit, engine: RunningEngine, *, while_loading: bool) -> EngineError:
+async def exit_error(ended: EngineExit, engine: RunningEngine, *, while_loading: bool) -> EngineError:
     """The error that says how an engine ended and what it said last."""
-    lines = engine.last_lines(_TAIL_LINES)
+    lines = await engine.last_lines(_TAIL_LINES)
     last = f": {lines[-1]}" if lines else ", and it printed nothing"
     return EngineError(
         "engine_early_exit" if while_loading else "engine_exited",
@@ -63,9 +62,9 @@ async def await_ready(
             {probing, exiting}, timeout=spec.ready_deadline_s, return_when=asyncio.FIRST_COMPLETED
         )
         if exiting in done:
-            raise exit_error(exiting.result(), engine, while_loading=True)
+            raise await exit_error(exiting.result(), engine, while_loading=True)
         if probing not in done:
-            lines = engine.last_lines(1)
+            lines = await engine.last_lines(1)
             raise EngineError(
                 "engine_readiness_timeout",
                 f"the engine did not become ready in {spec.ready_deadline_s:.0f} s"
@@ -84,7 +83,7 @@ async def _become_ready(
 ) -> None:
     while await client.status(spec.probe_path) != 200:  # noqa: ASYNC110 - another process has no event to wait for
         await asyncio.sleep(ENGINE_PROBE_INTERVAL_S)
-    prove_listener(engine.address, engine.pids())
+    await engine.prove_listener()
     _check_context(await client.json("/props"), spec)
     if token:
         await client.produce_token(model, timeout_s=spec.ready_deadline_s)

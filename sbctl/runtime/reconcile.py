@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.node.snapshot import BundleState, DeploymentState
+from sbctl.runtime.engine_host import Slot
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress, quiet
+from sbctl.runtime.replica import Replica
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.routes import RouteTable
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
@@ -27,6 +29,7 @@ from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 __all__ = ["Action", "Reconciler"]
 
 Action = Literal["load", "stop", "reset"]
+_TAKE_OVER_S: Final = 30.0
 
 
 class Reconciler:
@@ -87,9 +90,10 @@ class Reconciler:
 
     # Changing
 
-    async def restore(self) -> None:
+    async def restore(self, adopted: Collection[Slot] = ()) -> None:
         """Serve again what was accepted before this process started: routes at once, warm engines in the background.
 
+        Engines that a former daemon left running (`adopted`) are ready when this returns, unless they take more than half a minute.
         Raises StateError when the accepted bundle is damaged.
         """
         self._accepted = await asyncio.to_thread(self._store.accepted)
@@ -105,6 +109,7 @@ class Reconciler:
                     replica.note_stopped()
             elif member.warm or member.pull == "on_boot":
                 self._spawn(self._bring_back(generation))
+        await self._take_over(adopted)
         self._swap(content)
 
     async def apply_content(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
@@ -167,10 +172,11 @@ class Reconciler:
         return generation.state()
 
     async def shutdown(self) -> None:
-        """Drain and stop every engine; desired state is untouched."""
+        """Drain, then stop every engine, or leave it to the next daemon where it outlives this one; desired state is untouched."""
         for task in self._background:
             task.cancel()
-        await self._retire(list(self.generations.values()))
+        leave = self._ports.launch.host.outlives_daemon
+        await self._retire(list(self.generations.values()), leave=leave)
 
     # Inside the lock
 
@@ -241,9 +247,10 @@ class Reconciler:
                     degraded[name] = error.message
         return degraded
 
-    async def _retire(self, generations: list[Generation]) -> dict[str, str]:
+    async def _retire(self, generations: list[Generation], *, leave: bool = False) -> dict[str, str]:
         results = await asyncio.gather(
-            *(generation.retire(drain_s=self._drain_s) for generation in generations), return_exceptions=True
+            *(generation.retire(drain_s=self._drain_s, leave=leave) for generation in generations),
+            return_exceptions=True,
         )
         failures = {}
         for generation, result in zip(generations, results, strict=True):
@@ -267,6 +274,30 @@ class Reconciler:
     def _swap(self, content: BundleContent) -> None:
         self.routes = RouteTable.of(content, self.generations)
         self.revision += 1
+
+    async def _take_over(self, adopted: Collection[Slot]) -> None:
+        found = (self._replica_of(slot) for slot in adopted)
+        loading = [
+            asyncio.create_task(self._load_adopted(replica))
+            for replica in found
+            if replica is not None and replica.stopped_by is None
+        ]
+        if loading:
+            _done, late = await asyncio.wait(loading, timeout=_TAKE_OVER_S)
+            self._background |= late
+            for task in late:
+                task.add_done_callback(self._background.discard)
+
+    def _replica_of(self, slot: Slot) -> Replica | None:
+        deployment, index = slot
+        generation = self.generations.get(deployment)
+        return generation.replicas[index] if generation is not None and index < len(generation.replicas) else None
+
+    async def _load_adopted(self, replica: Replica) -> None:
+        try:
+            await replica.load("reconcile")
+        except SbctlError as error:
+            self._log.warning("an engine was not taken over", deployment=replica.deployment, error=str(error))
 
     async def _bring_back(self, generation: Generation) -> None:
         try:

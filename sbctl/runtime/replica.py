@@ -100,10 +100,13 @@ class Replica:
         """Forget failures, the crash loop and an operator's stop: what failed or stopped is configured again. Starts nothing."""
         await self._ask(Reset)
 
-    async def retire(self, *, drain_s: float) -> None:
-        """Stop for good; afterwards every request is refused as `draining`. Raises EngineError `engine_shutdown_failed`."""
+    async def retire(self, *, drain_s: float, leave: bool = False) -> None:
+        """Stop for good; afterwards every request is refused as `draining`. `leave`: its engine runs on, for the next daemon.
+
+        Raises EngineError `engine_shutdown_failed`.
+        """
         if not self._owner.done():
-            await self._ask(lambda waiter: Stop(waiter, None, drain_s, last=True))
+            await self._ask(lambda waiter: Stop(waiter, None, drain_s, last=True, leave=leave))
             await self._owner
 
     async def unload(self) -> None:
@@ -259,7 +262,7 @@ class Replica:
             if self.is_ready:
                 self._move(ReplicaPhase.DRAINING)
                 await self.gate.drain(ask.drain_s, reason=reason)
-            await self._end_engine(ENGINE_STOP_GRACE_S)
+            await self._end_engine(ENGINE_STOP_GRACE_S, leave=ask.leave)
             if ask.by == "operator" or self.phase is not ReplicaPhase.CONFIGURED:
                 self._move(ReplicaPhase.STOPPED)
             self.stopped_by, self.error = ask.by, None
@@ -345,13 +348,16 @@ class Replica:
             if not task.cancelled() and task.exception() is None:
                 self.launched = task.result()
 
-    async def _end_engine(self, grace_s: float) -> None:
+    async def _end_engine(self, grace_s: float, *, leave: bool = False) -> None:
         for watcher in self._watchers:
             watcher.cancel()
         launched, self.launched = self.launched, None
         if launched is not None:
             try:
-                await self._ports.launch.host.stop(launched.engine, grace_s=grace_s)
+                if leave:
+                    await self._ports.launch.host.leave(launched.engine)
+                else:
+                    await self._ports.launch.host.stop(launched.engine, grace_s=grace_s)
                 self._ports.residency.give_back(self)
             finally:
                 await launched.client.close()
@@ -374,7 +380,7 @@ class Replica:
 
     async def _watch_exit(self, number: int, engine: RunningEngine) -> None:
         ended = await engine.wait()
-        self._mailbox.put_nowait(Report(number, broken=exit_error(ended, engine, while_loading=False)))
+        self._mailbox.put_nowait(Report(number, broken=await exit_error(ended, engine, while_loading=False)))
 
     async def _watch_health(self, number: int) -> None:
         while (launched := self.launched) is not None:

@@ -48,13 +48,14 @@ class Load:
 
 @dataclass(slots=True)
 class Stop:
-    """`by` None: retired or cleared. `last`: nothing is answered afterwards."""
+    """`by` None: retired or cleared. `last`: nothing is answered afterwards. `leave`: a ready engine is let go of, not ended."""
 
     waiter: asyncio.Future[None]
     by: StoppedBy | None
     drain_s: float
     only_if_idle: bool = False
     last: bool = False
+    leave: bool = False
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
 from sbctl.runtime.engine_client import EngineClient
-from sbctl.runtime.engine_host import EngineExit, EngineLabel, RunningEngine
+from sbctl.runtime.engine_host import EngineExit, EngineLabel, RunningEngine, Slot
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.provision import Prepared, Progress
 from sbctl.runtime.readiness import WatchTimes
@@ -102,10 +102,9 @@ class FakeEngine:
         self.is_stopped = False
         self._exit: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
 
-    def pids(self) -> frozenset[int]:
-        return frozenset({self.pid})
+    async def prove_listener(self) -> None: ...
 
-    def last_lines(self, count: int) -> tuple[str, ...]:
+    async def last_lines(self, count: int) -> tuple[str, ...]:
         return ("last words",)[:count]
 
     async def wait(self) -> EngineExit:
@@ -166,8 +165,20 @@ class EngineWorld:
         self.events.append(f"start {label.deployment}#{label.generation}")
         return engine
 
-    async def adopt(self) -> tuple[RunningEngine, ...]:
-        return ()
+    outlives_daemon = False
+
+    def new_socket(self) -> Path:
+        return Path("/engine.sock")
+
+    async def adopt(self) -> frozenset[Slot]:
+        return frozenset()
+
+    async def drop_unclaimed(self) -> None: ...
+
+    async def leave(self, engine: RunningEngine) -> None:
+        self.events.append(f"leave {cast('FakeEngine', engine).label.deployment}")
+
+    async def close(self) -> None: ...
 
     async def stop(self, engine: RunningEngine, *, grace_s: float = 10.0) -> None:
         fake = cast("FakeEngine", engine)

@@ -37,9 +37,9 @@ def host(tmp_path: Path) -> tuple[ChildEngineHost, OwnershipRecords]:
 
 
 async def _said(engine: Any, word: str) -> str:
-    while not any(word in line for line in engine.last_lines(50)):
+    while not any(word in line for line in await engine.last_lines(50)):
         await asyncio.sleep(0.01)
-    return next(line for line in engine.last_lines(50) if word in line)
+    return next(line for line in await engine.last_lines(50) if word in line)
 
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
@@ -92,7 +92,7 @@ async def test_F23_an_exit_is_explained(host: tuple[ChildEngineHost, OwnershipRe
     engines, _ = host
     engine = await engines.start(_spec(f"print('reason', flush=True); {code}"), LABEL)
     assert str(await engine.wait()) == ended
-    assert engine.last_lines(5) == ("reason",)
+    assert await engine.last_lines(5) == ("reason",)
     await engines.stop(engine)
 
 
@@ -105,7 +105,7 @@ async def test_a_program_that_is_not_there_is_said(host: tuple[ChildEngineHost, 
     spec = LaunchSpec(("/does/not/exist",), {}, EngineAddress(port=1), "/health")
     engine = await engines.start(spec, LABEL)
     assert (await engine.wait()).returncode == 127
-    assert "cannot be executed" in engine.last_lines(1)[0]
+    assert "cannot be executed" in (await engine.last_lines(1))[0]
     await engines.stop(engine)
     assert list(records.read()) == []
 
@@ -154,8 +154,8 @@ async def test_F23_endless_output_is_bounded_and_read(host: tuple[ChildEngineHos
         _spec("import os\nfor _ in range(400): os.write(2, b'x' * 65536)\nos.write(2, b'\\nend\\n')"), LABEL
     )
     assert (await engine.wait()).returncode == 0
-    assert engine.last_lines(1) == ("end",)
-    assert all(len(line) < 500 for line in engine.last_lines(10))
+    assert await engine.last_lines(1) == ("end",)
+    assert all(len(line) < 500 for line in await engine.last_lines(10))
     await engines.stop(engine)
 
 
@@ -192,7 +192,7 @@ async def test_F24_leftovers_of_a_dead_daemon_are_reaped_and_strangers_are_not(
         (tmp_path / "engines" / "damaged.json").write_text('{"token": "')
         reaping = asyncio.create_task(engines.adopt())
         await asyncio.to_thread(left.wait)
-        assert await reaping == ()
+        assert await reaping == frozenset()
         assert stranger.poll() is None
         assert list(records.read()) == []
     finally:
@@ -253,7 +253,7 @@ async def main():
     host = ChildEngineHost(OwnershipRecords(Path({str(tmp_path / "engines")!r})), Path({str(tmp_path)!r}))
     spec = LaunchSpec((sys.executable, "-S", "-c", {SLEEP!r}), {{}}, EngineAddress(port=1), "/health")
     engine = await host.start(spec, EngineLabel("q", 0, 1))
-    while not engine.last_lines(1):
+    while not await engine.last_lines(1):
         await asyncio.sleep(0.01)
     print(engine.pid, flush=True)
     os.kill(os.getpid(), 9)
