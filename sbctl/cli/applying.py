@@ -267,7 +267,13 @@ class _Sessions:
         config = self._found.config
         python = config.hosts[host].python if config is not None and host in config.hosts else None
         return open_session(
-            host, connection, clock=self._workspace.clock, python=python, environ=self._workspace.environ
+            host,
+            connection,
+            clock=self._workspace.clock,
+            python=python,
+            environ=self._workspace.environ,
+            links=self._found.observation.links,
+            secrets=self._workspace.login_secrets,
         )
 
 

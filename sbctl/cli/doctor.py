@@ -92,7 +92,12 @@ def examine(file: Path | None) -> Report:
     machine: Mapping[str, Any] = {}
     budgets: dict[str, Mapping[str, Any]] = {}
     hosts: dict[str, NodeSnapshot] = {}
-    with observe_fleet(connections, clock=workspace.clock, environ=workspace.environ) as fleet:
+    with observe_fleet(
+        connections,
+        clock=workspace.clock,
+        environ=workspace.environ,
+        secrets=workspace.login_secrets.prepared(connections.values()),
+    ) as fleet:
         for name, error in sorted(fleet.unreachable.items()):
             checks.append(_failed(name, error))
         for name, told in sorted(fleet.snapshots.items()):

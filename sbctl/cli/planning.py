@@ -128,6 +128,7 @@ def planned(
         else None,
         environ=workspace.environ,
         settle=settle,
+        secrets=workspace.login_secrets.prepared(hosts.values() if request.refresh else ()),
     ) as observation:
         inputs = PlanInputs(
             mode=request.mode,

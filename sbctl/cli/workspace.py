@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.errors import InputError
 from sbctl.base.secret import Secret, keyed_fingerprint
+from sbctl.cli.login_secrets import LoginSecrets
 from sbctl.cli.signing import KEY_NOT_MADE_YET, find_key
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.document import Document
@@ -85,6 +86,11 @@ class Workspace:
     def lineage(self) -> str:
         """The fleet's UUID: recorded, or a fresh one that `apply` will record."""
         return self.state.lineage if self.state is not None else str(uuid.uuid4())
+
+    @cached_property
+    def login_secrets(self) -> LoginSecrets:
+        """What logins ask for; `prepared` asks a person before any host is."""
+        return LoginSecrets(self.directory, self.environ)
 
     @cached_property
     def signing_key(self) -> SigningKey | None:

@@ -20,7 +20,7 @@ from sbctl.base.file_slice import ByteSource
 from sbctl.base.fs import disk_error
 from sbctl.base.limits import SSH_CONNECT_DEADLINE_S
 from sbctl.remote.bootstrap import FACTS, WORKER_PROGRAM, BootstrapWorker, compose_facts, new_marker, read_answer
-from sbctl.remote.secrets import SecretSource, no_secrets
+from sbctl.remote.secrets import SecretSource, no_secrets, sudo_question
 from sbctl.remote.shell import command_line
 from sbctl.remote.ssh_channel import LOST, PIECE_BYTES, CommandRun, SshChannel
 from sbctl.remote.ssh_connect import hop_place
@@ -146,8 +146,8 @@ class SshTransport:
         return started, channel
 
     def _password(self) -> bytes:
-        what = f"the sudo password of {self._connection.user}"
-        return self._links.keyring.secrets(self._connection.become_password, what).reveal()
+        question = sudo_question(self._connection.user)
+        return self._links.keyring.secrets(self._connection.become_password, question).reveal()
 
     def upload(self, source: ByteSource, target: str, *, deadline_s: float, progress: Progress) -> None:
         deadline = self._clock.monotonic_s() + deadline_s

@@ -18,7 +18,7 @@ import paramiko
 from sbctl.base.connection import Jump
 from sbctl.base.display import display_safe
 from sbctl.base.errors import UnreachableError
-from sbctl.remote.secrets import SecretSource, no_secrets
+from sbctl.remote.secrets import SecretSource, no_secrets, passphrase_question
 
 __all__ = ["Keyring", "Login"]
 
@@ -73,7 +73,7 @@ class Keyring:
         path = Path(hop.identity_file).expanduser()
         passphrase = None
         if hop.passphrase:
-            passphrase = self.secrets(hop.passphrase, f"the passphrase of {hop.identity_file}").reveal()
+            passphrase = self.secrets(hop.passphrase, passphrase_question(hop.identity_file)).reveal()
         try:
             key = _load(path, passphrase)
         except FileNotFoundError:
