@@ -79,10 +79,15 @@ def verify_node_identity(files: NodeIdentityFiles, *, key: Secret, now: datetime
         authority_key = files.authority_key.strip()
         document = open_identity(files.identity, authority_key)
         check_document(document, claims, certificate_sha256=facts.fingerprint, now=now)
-        if files.revocations is not None:
-            listed = open_revocations(files.revocations, authority_key)
-            refuse_revoked(listed, claims)
-            revision = listed.revision
+        if files.revocations is None:
+            raise InputError(
+                "identity.incomplete",
+                "revocations.json is missing, so a revoked peer would be believed",
+                next_step="sbctl apply installs it",
+            )
+        listed = open_revocations(files.revocations, authority_key)
+        refuse_revoked(listed, claims)
+        revision = listed.revision
     return NodeIdentity(
         claims=claims,
         certificate=facts,
