@@ -101,6 +101,21 @@ class ResourceEntry(Entry):
     pending_delete: bool
 
 
+class TombstoneEntry(Entry):
+    """One host that was given up as lost."""
+
+    host: str = Field(max_length=128)
+    lineage: str = Field(max_length=64)
+    serial: Count
+    at: str = Field(max_length=64)
+    why: str = Field(max_length=1000)
+    machine_id: str = Field(max_length=64)
+    address: str = Field(max_length=256)
+    resources: list[AddressText]
+    certificate: dict[str, Any]
+    readmitted: bool
+
+
 class StateDocument(Entry):
     """The recorded truth of one fleet at one serial. `digest` is SHA-256 over the canonical JSON of everything else."""
 
@@ -114,6 +129,7 @@ class StateDocument(Entry):
     signers: dict[str, str]
     revisions: dict[str, Numbering]
     resources: list[ResourceEntry]
+    tombstones: dict[str, TombstoneEntry] = Field(default_factory=dict)
     fingerprint_key: Digest | None = None
     digest: Digest
 
@@ -137,6 +153,8 @@ def document_of(rows: Rows, *, with_key: bool = False) -> dict[str, Any]:
         "revisions": {str(scope): decode(body) for scope, body in rows.scan("revisions")},
         "resources": [decode(body) for _, body in rows.scan("resources")],
     }
+    if head.tombstones:
+        raw["tombstones"] = dict(head.tombstones)
     if with_key:
         raw["fingerprint_key"] = head.fingerprint_key.hex()
     return {**raw, "digest": fingerprint(raw)}

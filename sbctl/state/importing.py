@@ -90,6 +90,7 @@ def _load(rows: Rows, document: StateDocument, serial: int, info: RunInfo, at: d
     known: dict[str, int] = {str(scope): decode(body) for scope, body in rows.scan("revisions")}
     for scope, revision in document.revisions.items():
         rows.put("revisions", scope, encode(max(revision, known.get(scope, 0)), what=scope))
+    rows.head = replace(rows.head, tombstones={host: one.model_dump() for host, one in document.tombstones.items()})
     if document.fingerprint_key is not None:
         rows.head = replace(rows.head, fingerprint_key=bytes.fromhex(document.fingerprint_key))
     close_open_run(rows, "applied", at)

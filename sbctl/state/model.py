@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
@@ -27,6 +27,7 @@ __all__ = [
     "StateSnapshot",
     "StateView",
     "StepResult",
+    "Tombstone",
 ]
 
 StepResult = Literal["done", "not_done", "unknown"]
@@ -101,6 +102,28 @@ class JournalEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Tombstone:
+    """One host that was given up as lost."""
+
+    host: str
+    lineage: str
+    serial: int
+    """The run that gave it up."""
+    at: datetime
+    why: str = ""
+    machine_id: str = ""
+    """Of the machine as it was seen last; empty when nobody remembers."""
+    address: str = ""
+    """How it was reached."""
+    resources: tuple[str, ...] = ()
+    """What was recorded on it, and may still be there."""
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    """The record of its identity in the cluster; empty when it had none."""
+    readmitted: bool = False
+    """It may come back: what still runs there is installed anew."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateView:
     """The recorded truth at one moment, verified."""
 
@@ -116,6 +139,8 @@ class StateView:
     """Scope → the highest bundle revision ever allocated for it."""
     open_intents: tuple[OpenIntent, ...] = ()
     last_run: RunSummary | None = None
+    tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
+    """Hosts that were given up as lost, by name."""
 
 
 @dataclass(frozen=True, slots=True)

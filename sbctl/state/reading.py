@@ -22,6 +22,7 @@ from sbctl.state.journal import run_of, unpack
 from sbctl.state.location import StatePaths
 from sbctl.state.model import JournalEntry, RunSummary, StateSnapshot, StateView
 from sbctl.state.rows import TABLES, Rows
+from sbctl.state.tombstones import tombstone_from_json
 
 __all__ = ["history", "journal", "latest_desired", "recorded_serials", "snapshot", "verify_all", "view"]
 
@@ -46,6 +47,7 @@ def view(rows: Rows) -> StateView:
         revisions=MappingProxyType({str(scope): decode(body) for scope, body in rows.scan("revisions")}),
         open_intents=tuple(intent_from_json(decode(body)) for _, body in rows.scan("intents")),
         last_run=run_of(rows, head.serial) if head.serial else None,
+        tombstones=MappingProxyType({host: tombstone_from_json(raw) for host, raw in head.tombstones.items()}),
     )
 
 

@@ -68,6 +68,8 @@ class Head:
     last_at: str | None = None
     """When the open run last gave a sign of life."""
     seals: Mapping[Table, Seal] = field(default_factory=dict)
+    tombstones: Mapping[str, Any] = field(default_factory=dict)
+    """Hosts that were given up as lost, by name (`sbctl.state.tombstones`)."""
 
 
 def _head_body(head: Head) -> bytes:
@@ -84,6 +86,7 @@ def _head_body(head: Head) -> bytes:
             "counts": head.counts,
             "last_at": head.last_at,
             "seals": {table: [seal.count, f"{seal.total:064x}"] for table, seal in head.seals.items()},
+            "tombstones": head.tombstones,
         },
         what="head",
     )

@@ -33,12 +33,13 @@ from sbctl.state.fence import check_fence, read_fence
 from sbctl.state.holding import acquire, read_holder
 from sbctl.state.journal import drop_resource, open_run, put_resource, put_signers
 from sbctl.state.location import StatePaths, is_there, prepare_directory, refuse_network_filesystem
-from sbctl.state.model import JournalEntry, LockInfo, RunInfo, RunSummary, StateSnapshot, StateView
+from sbctl.state.model import JournalEntry, LockInfo, RunInfo, RunSummary, StateSnapshot, StateView, Tombstone
 from sbctl.state.renaming import rename, renamed_desired, renaming
 from sbctl.state.rows import Rows
 from sbctl.state.run import Run
 from sbctl.state.shared_document import SharedState, dump_shared, mirror, shared_of
 from sbctl.state.sharing import Side
+from sbctl.state.tombstones import bury, readmit
 from sbctl.state.writer import Writer
 
 __all__ = ["StateStore"]
@@ -264,6 +265,20 @@ class StateStore:
                 )
 
         self._amend(info, change, lambda desired: [entry for entry in desired if entry["address"] != str(address)])
+
+    def bury(self, tombstone: Tombstone, info: RunInfo | None = None) -> None:
+        """Forget a host that nobody can reach, with all that is recorded on it. Raises StateError `state.no_host`."""
+        at = self._clock.now()
+        self._amend(
+            info,
+            lambda rows: bury(rows, tombstone, at),
+            lambda desired: [entry for entry in desired if entry["host"] != tombstone.host],
+        )
+
+    def readmit(self, host: str, info: RunInfo | None = None) -> None:
+        """Let a host that was given up come back. Raises StateError `state.no_tombstone`."""
+        at = self._clock.now()
+        self._amend(info, lambda rows: readmit(rows, host, at), lambda desired: desired)
 
     def adopt(self, recorded: Recorded, info: RunInfo | None = None) -> None:
         """Record a resource that a host already has. Raises StateError `state.already_recorded`."""
