@@ -318,6 +318,7 @@ def mirror(rows: Rows, shared: SharedState, at: datetime) -> None:
         fingerprint_key=bytes.fromhex(str(state.fingerprint_key)),
         serial=state.serial,
         key_epoch=state.key_epoch,
+        tombstones={host: one.model_dump() for host, one in state.tombstones.items()},
         open_serial=None if opened is None else opened["serial"],
         counts={} if opened is None else opened["counts"],
     )
