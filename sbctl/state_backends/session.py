@@ -327,6 +327,16 @@ class SharedSession:
         self._store.mirror(shared)
         return True
 
+    def probe_lock(self, command: str) -> None:
+        """Whether the lock is free. Raises LockedError `state.locked` naming its holder."""
+        ticket = Ticket.issue(LockInfo("nobody", 0, command, self._clock.now()), self.place, self._clock)
+        self._backend.lock(ticket)
+        self._backend.unlock(ticket.id)
+
+    def break_lock(self, ticket_id: str) -> None:
+        """Take the lock from the holder of this id. Raises LockedError `state.lock_mismatch`."""
+        self._backend.unlock(ticket_id)
+
     # Moving house
 
     def install(self, info: LockInfo, timeout_s: float) -> None:

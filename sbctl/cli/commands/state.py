@@ -1,4 +1,4 @@
-"""`state list|show|history|pull|push|rm|import|unlock`: the recorded truth."""
+"""`state list|show|history|pull|push|rm|import|unlock`: the recorded truth. Beside it `state_sharing`: mv, migrate, rekey, recipient."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from sbctl.base.errors import ExitCode, InputError
+from sbctl.cli.commands.state_sharing import register
 from sbctl.cli.options import File, Format, LockTimeout, OutputFormat, Yes
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+register(app)
 
 
 @app.command("list")
@@ -71,20 +73,35 @@ def history(file: File = Path("sb.yml"), format: Format = OutputFormat.TEXT) -> 
 
 
 @app.command()
-def pull(file: File = Path("sb.yml")) -> int:
-    """Print the recorded truth as one document (state.v1); it holds no secrets."""
+def pull(
+    file: File = Path("sb.yml"),
+    local: Annotated[
+        bool, typer.Option("--local", help="What this checkout has, without asking where the state is shared.")
+    ] = False,
+    decrypt: Annotated[
+        bool, typer.Option("--decrypt", help="Print it in clear although fleet.state.encryption is set.")
+    ] = False,
+) -> int:
+    """Print the recorded truth as one document (state.v1). It holds no secrets; with fleet.state.encryption it is encrypted."""
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import print_plain
 
-    workspace = Workspace(file)
+    workspace = Workspace(file, offline=local)
     workspace.require_state()
-    print_plain(workspace.store.export().decode())
+    document = workspace.store.export()
+    if not decrypt:
+        from sbctl.cli.sharing import declared_settings, vault_of
+
+        document = vault_of(workspace, declared_settings(workspace).encryption).dump(document)
+    print_plain(document.decode())
     return ExitCode.DONE
 
 
 @app.command()
 def push(
-    document: Annotated[Path, typer.Argument(help="A document that `state pull` printed; - for stdin.")],
+    document: Annotated[
+        Path, typer.Argument(help="A document that `state pull` printed, or errored.json; - for stdin.")
+    ],
     file: File = Path("sb.yml"),
     force: Annotated[
         bool, typer.Option("--force", help="Also an older or foreign document, or over a damaged state.")
@@ -96,20 +113,15 @@ def push(
 
     from sbctl.base.fs import read_bounded
     from sbctl.base.limits import STATE_DOCUMENT_MAX_BYTES
-    from sbctl.cli.fleet_setup import held_state
+    from sbctl.cli.state_moving import push as take_in
     from sbctl.cli.workspace import Workspace
-    from sbctl.state.operator import run_info
     from sbctl.views.console import note
 
-    workspace = Workspace(file)
     if str(document) == "-":
         data = sys.stdin.buffer.read(STATE_DOCUMENT_MAX_BYTES + 1)
     else:
         data = read_bounded(document, max_bytes=STATE_DOCUMENT_MAX_BYTES)
-    with held_state(workspace, "sbctl state push", lock_timeout):
-        serial = workspace.store.import_document(
-            data, force=force, info=run_info("state push", workspace.environ, workspace.directory)
-        )
+    serial = take_in(Workspace(file), data, force=force, lock_timeout_s=lock_timeout)
     note(f"the state is at serial {serial}")
     return ExitCode.DONE
 
@@ -156,19 +168,37 @@ def import_(
 
 
 @app.command()
-def unlock(file: File = Path("sb.yml")) -> int:
-    """Say who holds the state. A local lock belongs to the kernel: it is free the moment its holder is gone."""
+def unlock(
+    lock_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="Of a shared lock, as the refusal named it: take it from a dead run."),
+    ] = None,
+    file: File = Path("sb.yml"),
+) -> int:
+    """Say who holds the state. A local lock is the kernel's, and free when its holder is gone; a shared one is taken from a dead run by its ID."""
     from sbctl.base.clock import rfc3339
     from sbctl.base.errors import LockedError
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import note
 
-    holder = Workspace(file).store.holder()
-    if holder is None:
+    workspace = Workspace(file)
+    holder = workspace.store.holder()
+    if holder is not None:
+        raise LockedError(
+            "state.locked",
+            f"{holder.who} holds the state since {rfc3339(holder.since)} (process {holder.pid}: {holder.command})",
+            next_step=f"wait for it, or stop process {holder.pid} on that machine: the kernel then frees the lock by itself",
+        )
+    if workspace.sharing is None:
+        if lock_id is not None:
+            raise InputError(
+                "state.unlock", "the state is local: there is no lock to take", next_step="sbctl state unlock"
+            )
         note("nobody holds the state")
-        return ExitCode.DONE
-    raise LockedError(
-        "state.locked",
-        f"{holder.who} holds the state since {rfc3339(holder.since)} (process {holder.pid}: {holder.command})",
-        next_step=f"wait for it, or stop process {holder.pid} on that machine: the kernel then frees the lock by itself",
-    )
+    elif lock_id is None:
+        workspace.sharing.probe_lock("sbctl state unlock")
+        note("nobody holds the shared state")
+    else:
+        workspace.sharing.break_lock(lock_id)
+        note("the shared lock is free; the next plan reads the hosts before anything is changed")
+    return ExitCode.DONE
