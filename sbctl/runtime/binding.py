@@ -1,15 +1,68 @@
-"""Binding the runtime's own ports, and finding out beforehand that somebody else has them."""
+"""The runtime's own ports: handed over by systemd or bound here, and finding out beforehand that somebody else has them.
+
+Under systemd a socket unit owns the ports, so that connections wait in its backlog while the daemon restarts (sd_listen_fds(3)).
+"""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
+import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, MutableMapping
+from typing import Final, Self
 
 from sbctl.base.errors import HostError
 from sbctl.node.messages import RuntimeConfig
+from sbctl.runtime.listener_proof import port_holder
 
-__all__ = ["base_url", "bind_tcp", "refuse_taken_ports"]
+__all__ = ["HandedOver", "base_url", "bind_tcp", "refuse_taken_ports"]
+
+_FIRST_FD: Final = 3
+_FDS_MAX: Final = 64
+
+
+class HandedOver:
+    """Listening sockets that the service manager passed to this process; each is taken once."""
+
+    def __init__(self, sockets: Collection[socket.socket]) -> None:
+        self._sockets = list(sockets)
+
+    @classmethod
+    def from_environ(cls, environ: MutableMapping[str, str], *, first_fd: int = _FIRST_FD) -> Self:
+        """What `LISTEN_FDS` promises to this very process. The variables are taken away and the descriptors closed on exec: no engine gets them."""
+        pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
+        environ.pop("LISTEN_FDNAMES", None)
+        if pid != str(os.getpid()) or not count.isdigit():
+            return cls(())
+        sockets = []
+        for fd in range(first_fd, first_fd + min(int(count), _FDS_MAX)):
+            os.set_inheritable(fd, False)
+            sockets.append(socket.socket(fileno=fd))
+        return cls(sockets)
+
+    def take(self, address: str, port: int) -> socket.socket | None:
+        """The one that listens on this address and port; None when there is none."""
+        for sock in self._sockets:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and _names(sock) == (_plain(address), port):
+                self._sockets.remove(sock)
+                sock.setblocking(False)
+                return sock
+        return None
+
+    def close(self) -> None:
+        """Give up those that nobody took: they belong to a configuration that is not ours."""
+        while self._sockets:
+            self._sockets.pop().close()
+
+
+def _names(sock: socket.socket) -> tuple[str, int]:
+    host, port = sock.getsockname()[:2]
+    return _plain(str(host)), int(port)
+
+
+def _plain(address: str) -> str:
+    return str(ipaddress.ip_address(address.partition("%")[0]))
 
 
 def bind_tcp(address: str, port: int) -> socket.socket:
@@ -22,11 +75,12 @@ def bind_tcp(address: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         in_use = error.errno == errno.EADDRINUSE
+        holder = port_holder(port) if in_use else None
         raise HostError(
             "runtime.port_in_use" if in_use else "runtime.bind_failed",
-            f"the runtime cannot listen on {address}:{port}: {error.strerror}",
+            f"the runtime cannot listen on {address}:{port}: {f'{holder} listens there' if holder else error.strerror}",
             place=f"{address}:{port}",
-            next_step="find the other process with `ss -ltnp`, or choose another port in sb.yml",
+            next_step=f"{'stop it' if holder else 'find the other process with `ss -ltnp`'}, or choose another port in sb.yml",
         ) from error
     return sock
 

@@ -1,6 +1,10 @@
 """`sbctl-runtime serve`: one daemon a state directory.
 
-    lock ► settings ► stop what a dead daemon left ► bind ► routes of the accepted bundle ► ready ► … ► drain ► stop engines ► exit 0
+    lock ► settings ► stop what a dead daemon left ► ports ► routes of the accepted bundle ► accept ► ready ► …
+    … ► accept no more ► see callers off ► drain ► stop engines ► exit 0
+
+Ports that systemd keeps open lose no connection between two daemons: nothing is accepted before it can be served, and what comes while we
+end waits for the next one.
 
 Engines come up in the background: a model that does not start never keeps the others, or the control socket, from answering.
 """
@@ -25,7 +29,7 @@ from sbctl.base.fs import remove_file
 from sbctl.engines.model import UNIX_PATH_MAX_BYTES
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.runtime.admin import AdminPlane
-from sbctl.runtime.binding import base_url, bind_tcp
+from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.drain import Drain
@@ -59,9 +63,10 @@ _LAUNCHER_VARIABLE: Final = "SBCTL_ENGINE_LAUNCHER"
 class Daemon:
     """Everything between the lock and the exit."""
 
-    def __init__(self, settings: Settings, notifier: Notifier) -> None:
+    def __init__(self, settings: Settings, notifier: Notifier, handed_over: HandedOver) -> None:
         self._settings = settings
         self._notifier = notifier
+        self._handed_over = handed_over
         self._log = get_log("daemon")
         self._trust, self._trust_digest = load_trust(settings.paths)
         config, paths = settings.config, settings.paths
@@ -93,6 +98,8 @@ class Daemon:
             self._reconciler, self._metrics, self._drain, bound_to_loopback=is_loopback(config.http_bind_address)
         )
         self._listeners: list[Listener] = []
+        """The control socket's last: it answers to the end."""
+        self._bound: list[tuple[Listener, socket.socket]] = []
         self._restored = False
         self._http_url = ""
         self._admin_url: str | None = None
@@ -125,11 +132,14 @@ class Daemon:
         adopted = await self._host.adopt()
         try:
             await self._bind()
+            self._handed_over.close()
             if self._settings.content is not None:
                 await self._reconciler.apply_content(self._settings.content, quiet)
             else:
                 await self._reconciler.restore(adopted)
             await self._host.drop_unclaimed()
+            for listener, sock in self._bound:
+                await listener.start(sock)
             self._restored = True
             self._notifier.ready(f"serving {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
@@ -141,11 +151,11 @@ class Daemon:
 
     async def _bind(self) -> None:
         config = self._settings.config
-        data = bind_tcp(config.http_bind_address, config.http_bind_port)
+        data = self._port(config.http_bind_address, config.http_bind_port)
         self._http_url = base_url(data)
-        await self._listen(self._data.app(), data)
+        self._will_listen(self._data.app(), data)
         if config.admin_enabled:
-            admin = bind_tcp(config.admin_bind, config.admin_port)
+            admin = self._port(config.admin_bind, config.admin_port)
             self._admin_url = base_url(admin)
             plane = AdminPlane(
                 self._reconciler,
@@ -158,13 +168,18 @@ class Daemon:
                 port=int(admin.getsockname()[1]),
                 bind=config.admin_bind,
             )
-            await self._listen(plane.app(), admin)
-        await self._listen(with_identity(control_app(self._reconciler, self.status, self._drain), self._identity), _bind_unix(self._settings.paths.control_socket))
+            self._will_listen(plane.app(), admin)
+        control = Listener(with_identity(control_app(self._reconciler, self.status, self._drain), self._identity))
+        self._listeners.append(control)
+        await control.start(_bind_unix(self._settings.paths.control_socket))
 
-    async def _listen(self, app: Any, sock: socket.socket) -> None:
+    def _port(self, address: str, port: int) -> socket.socket:
+        return self._handed_over.take(address, port) or bind_tcp(address, port)
+
+    def _will_listen(self, app: Any, sock: socket.socket) -> None:
         listener = Listener(app)
         self._listeners.append(listener)
-        await listener.start(sock)
+        self._bound.append((listener, sock))
 
     async def _wait(self, stop: asyncio.Event) -> None:
         interval_s = self._notifier.watchdog_interval_s
@@ -177,10 +192,13 @@ class Daemon:
         """Within the shutdown deadline: nothing new, what runs finishes or is cut, engines stop."""
         self._notifier.stopping()
         self._log.info("stopping")
-        self._data.stop_admitting()
-        for listener in self._listeners[:-1]:
+        for listener, _sock in self._bound:
             listener.refuse_new()
-        await self._reconciler.shutdown()
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._settings.config.shutdown_deadline_ms / 1000
+        await asyncio.gather(*(listener.see_off(end_s - loop.time()) for listener, _sock in self._bound))
+        self._data.stop_admitting()
+        await self._reconciler.shutdown(drain_s=max(0.0, end_s - loop.time()))
         for listener in self._listeners:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(listener.close(), _CUT_S)
@@ -238,10 +256,11 @@ def run_serve(argv: list[str]) -> int:
     configure_logging()
     die_with_supervisor()
     paths = node_paths(os.getuid(), os.environ)
+    handed_over = HandedOver.from_environ(os.environ)
     lock = _lock(paths)
     try:
         settings = load_settings(paths, parsed.config)
-        asyncio.run(Daemon(settings, Notifier(os.environ)).serve())
+        asyncio.run(Daemon(settings, Notifier(os.environ), handed_over).serve())
     finally:
         lock.release()
     return 0

@@ -14,10 +14,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError
 from sbctl.engines.model import EngineAddress
 
-__all__ = ["free_loopback_port", "prove_listener"]
+__all__ = ["free_loopback_port", "port_holder", "prove_listener"]
 
 _LISTEN_STATE: Final = "0A"
 _LOOPBACK_HEX: Final = "0100007F"
@@ -64,6 +65,19 @@ def _open_sockets(pid: int) -> frozenset[str]:
                 if target.startswith("socket:["):
                     found.add(target[8:-1])
     return frozenset(found)
+
+
+def port_holder(port: int) -> str | None:
+    """Who listens on a port, as `nginx (pid 4711)`; None when nobody does or we may not see it."""
+    inodes, _exposed = _listening_inodes(port)
+    if not inodes:
+        return None
+    for name in os.listdir("/proc"):
+        if name.isdigit() and inodes & _open_sockets(int(name)):
+            with contextlib.suppress(OSError):
+                program = Path(f"/proc/{name}/comm").read_text(encoding="utf-8", errors="replace").strip()
+                return f"{display_safe(program, max_chars=32)} (pid {name})"
+    return None
 
 
 def prove_listener(address: EngineAddress, pids: Collection[int]) -> None:

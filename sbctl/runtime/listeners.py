@@ -2,7 +2,8 @@
 
 - a request's header must be complete 5 s after its first byte (or after the connection was made) and within 16 KiB;
 - a peer that does not read its answer is cut after 30 s without progress;
-- at most so many connections; a few more are accepted so that health routes still answer, everything else is refused there.
+- at most so many connections; a few more are accepted so that health routes still answer, everything else is refused there;
+- before it ends it says so: every answer carries `Connection: close`, and a connection is closed only once it was idle for a while.
 
 Bodies are bounded by `read_body`, in bytes and in time.
 """
@@ -39,6 +40,10 @@ PROBE_ROUTES: Final = ("/health", "/healthz", "/readyz", "/livez")
 
 BODY_DEADLINE_S: Final = 60.0
 
+_IDLE_GRACE_S: Final = 1.0
+_POLL_S: Final = 0.05
+_BACKLOG: Final = 4096
+"""As the socket unit has it: listen(2) on a socket that was handed over sets it anew."""
 _RESERVED: Final = 16
 _DESCRIPTORS_A_CONNECTION: Final = 2
 
@@ -61,6 +66,7 @@ class _Connection(asyncio.Protocol):
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_since_s = asyncio.get_running_loop().time()
         self._stall: asyncio.TimerHandle | None = None
         self._in_request = False
         self._header_bytes = 0
@@ -127,6 +133,12 @@ class _Connection(asyncio.Protocol):
     def request_ends(self, *, body_read: bool) -> None:
         """A body that was not read may still arrive: it is no header. aiohttp lets it linger, then closes."""
         self._in_request = not body_read
+        self._idle_since_s = asyncio.get_running_loop().time()
+
+    def close_when_idle(self, before_s: float) -> None:
+        """Close it when no request runs and none has begun to arrive since."""
+        if not self._in_request and not self._header_bytes and self._idle_since_s <= before_s and self._transport:
+            self._transport.close()
 
     def _arm(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._listener.limits.header_s, self._cut)
@@ -188,7 +200,9 @@ class Listener:
         self._connections_max = min(self.limits.connections, spare)
         self._connections: dict[asyncio.BaseTransport, _Connection] = {}
         app.middlewares.insert(0, self._mark_request())
+        self._ending = False
         app.on_response_prepare.append(_name_no_software)
+        app.on_response_prepare.append(self._say_the_end)
         self._runner = web.AppRunner(
             app,
             handle_signals=False,
@@ -203,14 +217,32 @@ class Listener:
         loop = asyncio.get_running_loop()
         factory = self._make
         if sock.family == socket.AF_UNIX:
-            self._server = await loop.create_unix_server(factory, sock=sock, backlog=128)
+            self._server = await loop.create_unix_server(factory, sock=sock, backlog=_BACKLOG)
         else:
-            self._server = await loop.create_server(factory, sock=sock, backlog=128)
+            self._server = await loop.create_server(factory, sock=sock, backlog=_BACKLOG)
 
     def refuse_new(self) -> None:
-        """Accept no further connection; open ones go on."""
+        """Accept no further connection; open ones go on. What waits in the backlog of a port that systemd holds, waits for our successor."""
+        self._ending = True
         if self._server is not None:
             self._server.close()
+
+    async def see_off(self, deadline_s: float) -> None:
+        """After `refuse_new`: until every connection has been told to close, or was idle for a second; `deadline_s` seconds at most.
+
+        Requests that arrive meanwhile are answered: a caller that keeps its connection cannot know that we end before an answer says so.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + deadline_s
+        while self._connections and loop.time() < end_s:
+            for connection in list(self._connections.values()):
+                connection.close_when_idle(loop.time() - _IDLE_GRACE_S)
+            await asyncio.sleep(_POLL_S)
+
+    async def _say_the_end(self, _request: web.Request, response: web.StreamResponse) -> None:
+        if self._ending:
+            response.headers["Connection"] = "close"
+            response.force_close()
 
     async def close(self) -> None:
         """Cut whatever is open."""

@@ -151,7 +151,7 @@ class Reconciler:
             await asyncio.to_thread(self._store.forget_bundle)
             self._accepted = None
             old, self.generations, self.routes = list(self.generations.values()), {}, RouteTable()
-            await self._retire(old)
+            await self._retire(old, drain_s=self._drain_s)
             self._release_weights()
 
     async def act(self, deployment: str, action: Action) -> DeploymentState:
@@ -171,12 +171,15 @@ class Reconciler:
             await generation.reset()
         return generation.state()
 
-    async def shutdown(self) -> None:
-        """Drain, then stop every engine, or leave it to the next daemon where it outlives this one; desired state is untouched."""
+    async def shutdown(self, *, drain_s: float) -> None:
+        """Drain for at most `drain_s` seconds, then stop every engine, or leave it to the next daemon where it outlives this one.
+
+        Desired state is untouched.
+        """
         for task in self._background:
             task.cancel()
         leave = self._ports.launch.host.outlives_daemon
-        await self._retire(list(self.generations.values()), leave=leave)
+        await self._retire(list(self.generations.values()), drain_s=drain_s, leave=leave)
 
     # Inside the lock
 
@@ -223,7 +226,7 @@ class Reconciler:
         self.generations = {**kept, **staged}
         self._swap(content)
         self._log.info("committed", **asdict(delta))
-        degraded = await self._retire(old)
+        degraded = await self._retire(old, drain_s=self._drain_s)
         self._release_weights()
         degraded |= await self._wake(kept, progress)
         return self._report(delta, degraded)
@@ -247,10 +250,9 @@ class Reconciler:
                     degraded[name] = error.message
         return degraded
 
-    async def _retire(self, generations: list[Generation], *, leave: bool = False) -> dict[str, str]:
+    async def _retire(self, generations: list[Generation], *, drain_s: float, leave: bool = False) -> dict[str, str]:
         results = await asyncio.gather(
-            *(generation.retire(drain_s=self._drain_s, leave=leave) for generation in generations),
-            return_exceptions=True,
+            *(generation.retire(drain_s=drain_s, leave=leave) for generation in generations), return_exceptions=True
         )
         failures = {}
         for generation, result in zip(generations, results, strict=True):

@@ -32,7 +32,14 @@ from sbctl.base.limits import MIB
 from sbctl.node.paths import OWNER_LOCK, PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.runtime.processes import ProcessIdentity, own_identity, process_identity, signal_process
 
-__all__ = ["die_with_supervisor", "run_supervise", "start_supervised", "stop_supervised", "supervisor_of"]
+__all__ = [
+    "die_with_supervisor",
+    "passed_environment",
+    "run_supervise",
+    "start_supervised",
+    "stop_supervised",
+    "supervisor_of",
+]
 
 _SUPERVISED_VARIABLE: Final = "SBCTL_SUPERVISOR_PID"
 _LOG_MAX_BYTES: Final = 8 * MIB
@@ -44,6 +51,11 @@ _POLL_S: Final = 0.05
 _OWNER_POLL_S: Final = 0.5
 _PASSED: Final = ("HOME", "PATH", "LANG", "TZ", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
                   "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH", PREFIX_VARIABLE)  # fmt: skip
+
+
+def passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What our own long-lived processes get of an environment."""
+    return {name: environ[name] for name in _PASSED if name in environ}
 
 
 def _pid_path(paths: NodePaths) -> Path:
@@ -102,7 +114,7 @@ class _Supervisor:
         return 0
 
     def _run_once(self) -> int:
-        env = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        env = passed_environment(os.environ)
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-m", "sbctl.runtime.main", "serve"],
             stdin=subprocess.DEVNULL,
@@ -224,7 +236,7 @@ def start_supervised(paths: NodePaths, version_dir: Path, environ: Mapping[str, 
     """Start the supervisor of an installed version; at once when one runs. Returns its pid. Raises HostError `runtime.supervisor_failed`."""
     running = supervisor_of(paths)
     if running is None:
-        env = {name: environ[name] for name in _PASSED if name in environ}
+        env = passed_environment(environ)
         argv = [str(version_dir / "bin" / "python"), "-I", "-m", "sbctl.runtime.main", "supervise"]
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, env=env, cwd="/", timeout=60, check=False

@@ -88,7 +88,7 @@ class Target:
     async def stop(self) -> None:
         for listener in self.listeners:
             await listener.close()
-        await self.reconciler.shutdown()
+        await self.reconciler.shutdown(drain_s=1.0)
         self.store.close()
 
 

@@ -1,13 +1,18 @@
 """`runtime.activate`: make one installed version the running runtime, with this configuration, trust and secrets.
 
-Order: check owner and trust ► files, each atomic ► unit, verified ► `current` ► start or restart only when something decisive differs from
-what runs ► healthy. Done again it finds its work done and restarts nothing. A failure leaves files that the next activation compares anew.
+    check owner, trust, ports, units ► keep what is replaced ► files, units, `current`, each atomic ► start or restart only when something
+    decisive differs from what runs ► healthy ► the new one is what a later activation falls back to
+
+Done again it finds its work done and restarts nothing. Where a healthy runtime is replaced and the new one does not become healthy in time,
+the old one is put back and serves again. From the first replaced file on, a closed channel cancels nothing, and a guard beside this process
+ends what it leaves.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import secrets as random_secrets
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,50 +21,55 @@ from typing import Any, Final
 from sbctl.base import fs
 from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.errors import HostError, InputError, RefusedError, SbctlError
-from sbctl.base.flock import held
+from sbctl.base.flock import exclusive, held
 from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.node.facts import installed_versions
 from sbctl.node.messages import RuntimeActivate, RuntimeConfig
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.binding import refuse_taken_ports
+from sbctl.runtime.nodeops import activation_journal
+from sbctl.runtime.nodeops.activation_end import commit, post_guard, roll_back, settle
+from sbctl.runtime.nodeops.activation_journal import Activation
 from sbctl.runtime.nodeops.context import NodeContext
-from sbctl.runtime.nodeops.control_client import ControlClient
-from sbctl.runtime.nodeops.snapshot import host_facts, stored_config
-from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, render_unit, systemd_of
+from sbctl.runtime.nodeops.running import (
+    HEALTHY_DEADLINE_S,
+    LocalRuntime,
+    Wanted,
+    link_version,
+    local_runtime,
+    stamp_path,
+    stored_stamp,
+)
+from sbctl.runtime.nodeops.snapshot import cache_root, host_facts, stored_config
+from sbctl.runtime.nodeops.units import GUARD_NAME, Units, render_units, socket_addresses, units_digest
 from sbctl.runtime.settings import load_trust
-from sbctl.runtime.supervise import start_supervised, stop_supervised, supervisor_of
+from sbctl.trust.bundle import TrustSet
 from sbctl.trust.verifier import trust_digest, verify_trust
 
 __all__ = ["activate", "refuse_other_lineage", "refuse_started_by_hand"]
 
 _PASSWORD: Final = "admin_password"  # noqa: S105 - the name of the file
-_STAMP: Final = "activated"
-_HEALTHY_DEADLINE_S: Final = 60.0
-_START_DEADLINE_S: Final = 300.0
-_POLL_S: Final = 0.1
+_LOCK_DEADLINE_S: Final = 240.0
+_GUARD_ENDS_S: Final = 10.0
 _FILE_MAX_BYTES: Final = 4 * BUNDLE_MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What must be running, as the control socket reports it."""
+class _Prepared:
+    """All that will stand on the host, before any of it does."""
 
-    version: str
-    config_sha256: str
-    trust_digest: str
-    stamp: str
-    """Of the unit and the password, which no status reports; stored once a runtime that was started after them was healthy."""
-    stamp_path: Path
+    wanted: Wanted
+    files: Mapping[Path, bytes]
+    """0600 each."""
+    units: Units
 
-    def differs(self, status: Mapping[str, Any] | None) -> str | None:
-        """What is not so yet, in a phrase; None when all is."""
-        if status is None:
-            return "it does not answer"
-        if not status.get("healthy"):
-            return "it is not healthy"
-        for name in ("version", "config_sha256", "trust_digest"):
-            if status.get(name) != getattr(self, name):
-                return f"it runs with another {name.partition('_')[0]}"
-        return None
+    def stands(self, runtime: LocalRuntime) -> bool:
+        """Whether all of it stands there already."""
+        return (
+            all(_stored(path) == data for path, data in self.files.items())
+            and (runtime.systemd is None or runtime.systemd.installed() == self.units)
+            and link_version(runtime.paths.current) == self.wanted.version
+        )
 
 
 def refuse_other_lineage(facts: Mapping[str, Any], lineage: str) -> None:
@@ -85,75 +95,78 @@ def refuse_started_by_hand(status: Mapping[str, Any] | None) -> None:
 
 
 def activate(context: NodeContext, params: RuntimeActivate) -> dict[str, Any]:
-    """Raises RefusedError of lineage and trust, HostError `runtime.not_installed`, `runtime.port_in_use`, `runtime.not_healthy`,
-    SbctlError `disk.*`."""
-    paths, config = context.paths, params.config
+    """Raises RefusedError of lineage and trust, HostError `runtime.not_installed`, `runtime.port_in_use`, `runtime.unit_invalid`,
+    `runtime.not_healthy`, `runtime.rolled_back`, `runtime.rollback_failed`, LockedError `host.locked`, SbctlError `disk.*`."""
     facts = host_facts(context)
-    refuse_other_lineage(facts, config.lineage)
+    refuse_other_lineage(facts, params.config.lineage)
     if params.version not in facts["runtime"]["installed_versions"]:
         raise HostError(
-            "runtime.not_installed", f"runtime {params.version} is not installed here", place=str(paths.opt)
+            "runtime.not_installed", f"runtime {params.version} is not installed here", place=str(context.paths.opt)
         )
-    control = ControlClient(paths.control_socket)
-    status = control.status()
+    fs.ensure_directory(context.paths.etc, mode=0o755)
+    with exclusive(context.paths.activation_lock, deadline_s=_LOCK_DEADLINE_S, check=context.cancellation.check):
+        return _activate_alone(context, params, local_runtime(context, facts["host"]["init"]))
+
+
+def _activate_alone(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntime) -> dict[str, Any]:
+    paths = context.paths
+    settle(runtime)
+    status = runtime.control.status()
     refuse_started_by_hand(status)
-    _refuse_taken_ports(paths, config, status)
-    version_directory = paths.version(params.version)
-    systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
-    unit = None if systemd is None else render_unit(systemd.kind, paths, version_directory, config)
-    wanted = _write_files(context, params, unit)
-    if systemd is not None and unit is not None:
-        systemd.install(unit)
-    if not paths.current.is_symlink() or os.readlink(paths.current) != params.version:
-        fs.replace_symlink(paths.current, params.version)
+    _refuse_taken_ports(runtime, params.config, status)
+    if link_version(paths.proven) is None:
+        fs.replace_symlink(paths.proven, link_version(paths.current) or params.version)
+    prepared = _prepare(context, params, runtime)
+    restart = runtime.must_restart(prepared.wanted)
     context.cancellation.check()
-    context.report(0, None, "starting the runtime")
-    if systemd is not None:
-        _run_under_systemd(paths, systemd, control, wanted)
+    former = link_version(paths.current)
+    if restart or not prepared.stands(runtime):
+        running = _replace(context, runtime, prepared, status, restart=restart)
     else:
-        _run_under_parent(context, version_directory, control, wanted)
-    running = _await_healthy(context, control, wanted, systemd)
-    if wanted.stamp != _stored_stamp(wanted.stamp_path):
-        fs.write_atomic(wanted.stamp_path, wanted.stamp.encode(), mode=0o600)
+        running = runtime.await_healthy(prepared.wanted, deadline_s=HEALTHY_DEADLINE_S, check=lambda: None)
+    if former not in (None, params.version):
+        _prune(paths, kept={params.version, former})
     return {
         "pid": running.get("pid"),
-        "unit_sha256": None if unit is None else sha256_bytes(unit),
-        "config_sha256": wanted.config_sha256,
-        "trust_digest": wanted.trust_digest,
-        "supervision": systemd.kind if systemd is not None else "parent",
+        "unit_sha256": units_digest(prepared.units),
+        "config_sha256": prepared.wanted.config_sha256,
+        "trust_digest": prepared.wanted.trust_digest,
+        "supervision": runtime.supervision,
     }
 
 
-def _refuse_taken_ports(paths: NodePaths, config: RuntimeConfig, status: Mapping[str, Any] | None) -> None:
+def _refuse_taken_ports(runtime: LocalRuntime, config: RuntimeConfig, status: Mapping[str, Any] | None) -> None:
     """Before a working runtime is stopped for ports that it cannot get. One that lives and does not answer may hold them itself."""
+    paths = runtime.paths
     if status is None and paths.state.is_dir():
         with held(paths.state / "serve.lock") as nobody_serves:
             if not nobody_serves:
                 return
-    refuse_taken_ports(config, [str((status or {}).get(name)) for name in ("http_url", "admin_url")])
+    ours = {f"http://{address}" for address in runtime.held_addresses()}
+    refuse_taken_ports(config, ours | {str((status or {}).get(name)) for name in ("http_url", "admin_url")})
 
 
-def _write_files(context: NodeContext, params: RuntimeActivate, unit: bytes | None) -> _Wanted:
+def _prepare(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntime) -> _Prepared:
+    """Raises RefusedError of trust, HostError `runtime.unit_value_refused`, `runtime.unit_invalid`."""
     paths, config = context.paths, params.config
-    current, _ = _current_trust(paths)
-    trust = verify_trust(params.trust_envelope, current=current, lineage=config.lineage)
-    cache = Path(config.cache_directory) if config.cache_directory else paths.models
-    fs.ensure_directory(paths.etc, mode=0o755)
-    for directory, mode in ((paths.secrets, 0o700), (paths.state, 0o700), (cache, 0o755)):
-        fs.ensure_directory(directory, mode=mode)
+    current = _current_trust(paths)
+    trust = _verified_trust(params, current)
     data = canonical_json(config.model_dump(mode="json"))
-    if stored_config(paths)[1] != sha256_bytes(data):
-        fs.write_atomic(paths.runtime_config, data, mode=0o600)
+    password = _password(context)
+    units: Units = {}
+    if runtime.systemd is not None:
+        units = render_units(runtime.systemd.kind, paths, paths.version(params.version), config)
+    files = {paths.runtime_config: data, paths.secrets / _PASSWORD: password}
     if trust != current:
-        fs.write_atomic(paths.trust, params.trust_envelope.encode(), mode=0o600)
-    stamp = sha256_bytes(b"\0".join((unit or b"", _write_password(context))))
-    return _Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp, paths.secrets / _STAMP)
+        files[paths.trust] = params.trust_envelope.encode()
+    stamp = sha256_bytes(b"\0".join(((units_digest(units) or "").encode(), password)))
+    return _Prepared(Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp), files, units)
 
 
-def _current_trust(paths: NodePaths) -> tuple[Any, str | None]:
+def _current_trust(paths: NodePaths) -> TrustSet | None:
     """The set this host holds. A damaged one is an error: a host that cannot tell whom it trusts takes nobody's word."""
     try:
-        return load_trust(paths)
+        return load_trust(paths)[0]
     except SbctlError as error:
         raise RefusedError(
             "trust.damaged",
@@ -163,87 +176,126 @@ def _current_trust(paths: NodePaths) -> tuple[Any, str | None]:
         ) from error
 
 
-def _write_password(context: NodeContext) -> bytes:
-    """The one that was sent, else the one that is there, else a new one."""
-    path = context.paths.secrets / _PASSWORD
-    sent = context.secrets.get(_PASSWORD)
+def _verified_trust(params: RuntimeActivate, current: TrustSet | None) -> TrustSet:
     try:
-        stored = fs.read_bounded(path, max_bytes=_FILE_MAX_BYTES)
+        return verify_trust(params.trust_envelope, current=current, lineage=params.config.lineage)
+    except RefusedError as error:
+        names = ", ".join(sorted(current.signers)) if current is not None else "nobody"
+        raise RefusedError(
+            error.code,
+            f"this host trusts {names}, and who signed now is not one of them: {error.message}",
+            place=error.place,
+            next_step="have one of them sign (sbctl key list names the keys); if somebody replaced the set on the host,"
+            f" run sbctl destroy --target runtime.{params.config.host}, then sbctl apply",
+        ) from error
+
+
+def _password(context: NodeContext) -> bytes:
+    """The one that was sent, else the one that is there, else a new one."""
+    sent = context.secrets.get(_PASSWORD)
+    if sent is not None:
+        return sent.reveal()
+    return _stored(context.paths.secrets / _PASSWORD) or random_secrets.token_urlsafe(24).encode()
+
+
+def _stored(path: Path) -> bytes | None:
+    try:
+        return fs.read_bounded(path, max_bytes=_FILE_MAX_BYTES)
     except InputError as error:
         if error.code != "file.missing":
             raise
-        stored = b""
-    value = sent.reveal() if sent is not None else stored or random_secrets.token_urlsafe(24).encode()
-    if value != stored:
-        fs.write_atomic(path, value, mode=0o600)
-    return value
+        return None
 
 
-def _must_restart(control: ControlClient, wanted: _Wanted) -> bool:
-    """Whether what runs is not what the files say."""
-    return wanted.differs(control.status()) is not None or wanted.stamp != _stored_stamp(wanted.stamp_path)
-
-
-def _stored_stamp(path: Path) -> str:
-    try:
-        return fs.read_bounded(path, max_bytes=1024).decode("ascii", "replace")
-    except InputError:
-        return ""
-
-
-def _run_under_systemd(paths: NodePaths, systemd: Systemd, control: ControlClient, wanted: _Wanted) -> None:
-    if supervisor_of(paths) is not None:
-        stop_supervised(paths)
-    restart = _must_restart(control, wanted)
-    systemd.must("daemon-reload")
-    systemd.must("enable", UNIT_NAME)
-    done = systemd.ctl("restart" if restart else "start", UNIT_NAME, deadline_s=_START_DEADLINE_S)
-    if done.returncode:
-        raise _not_healthy(paths, "it ended while it started", systemd.why() or done.tail())
-
-
-def _run_under_parent(context: NodeContext, version_directory: Path, control: ControlClient, wanted: _Wanted) -> None:
-    if supervisor_of(context.paths) is not None and _must_restart(control, wanted):
-        stop_supervised(context.paths)
-    start_supervised(context.paths, version_directory, context.environ)
-
-
-def _await_healthy(
-    context: NodeContext, control: ControlClient, wanted: _Wanted, systemd: Systemd | None
+def _replace(
+    context: NodeContext, runtime: LocalRuntime, prepared: _Prepared, status: Mapping[str, Any] | None, *, restart: bool
 ) -> Mapping[str, Any]:
-    began = context.clock.monotonic_s()
-    while True:
-        context.cancellation.check()
-        status = control.status()
-        missing = wanted.differs(status)
-        if missing is None and status is not None:
-            return status
-        if systemd is None and supervisor_of(context.paths) is None:
-            raise _not_healthy(context.paths, "its supervisor ended", _log_tail(context.paths))
-        if context.clock.monotonic_s() - began > _HEALTHY_DEADLINE_S:
-            break
-        context.clock.sleep_s(_POLL_S)
-    said = systemd.why() if systemd is not None else _log_tail(context.paths)
-    raise _not_healthy(context.paths, f"after {_HEALTHY_DEADLINE_S:.0f} s {missing}", said)
+    """What stands by what was prepared, and run it. From here on nothing is left half done, whoever goes away."""
+    if runtime.systemd is not None:
+        runtime.systemd.verify(prepared.units)
+    rebind = runtime.systemd is not None and socket_addresses(runtime.systemd.installed()) != socket_addresses(
+        prepared.units
+    )
+    activation = _keep_former(runtime, prepared, status, rebind=rebind)
+    if activation is None:
+        return _switch(context, runtime, prepared, restart=restart, rebind=rebind, keeps_former=False)
+    guard: subprocess.Popen[bytes] | None = None
+    try:
+        guard = post_guard(runtime)
+        running = _switch(context, runtime, prepared, restart=restart, rebind=rebind, keeps_former=True)
+    except SbctlError as error:
+        _tell(context, "putting the former runtime back")
+        raise roll_back(runtime, activation, error) from error
+    finally:
+        if guard is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guard.wait(_GUARD_ENDS_S)
+    return running
 
 
-def _not_healthy(paths: NodePaths, what: str, said: str) -> HostError:
-    return HostError(
-        "runtime.not_healthy",
-        f"the runtime did not come up: {what}" + (f"; it said: {said}" if said else ""),
-        place=str(paths.control_socket),
-        next_step="correct what it says, then run sbctl apply again",
+def _keep_former(
+    runtime: LocalRuntime, prepared: _Prepared, status: Mapping[str, Any] | None, *, rebind: bool
+) -> Activation | None:
+    """The journal of what is replaced; None when nothing healthy is there to fall back to."""
+    paths, systemd = runtime.paths, runtime.systemd
+    version = link_version(paths.current)
+    config_sha256 = stored_config(paths)[1]
+    if status is None or not status.get("healthy") or version is None or config_sha256 is None:
+        return None
+    if systemd is not None and GUARD_NAME not in (found := systemd.installed()):
+        systemd.install({**found, GUARD_NAME: prepared.units[GUARD_NAME]})
+        systemd.must("enable", GUARD_NAME)
+    previous = Wanted(version, config_sha256, load_trust(paths)[1], stored_stamp(paths))
+    replaced = [paths.runtime_config, paths.trust, paths.secrets / _PASSWORD, stamp_path(paths), paths.current]
+    if systemd is not None:
+        replaced.extend(systemd.unit_paths())
+    return activation_journal.begin(
+        paths,
+        replaced,
+        wanted=prepared.wanted,
+        previous=previous,
+        previous_pid=int(status.get("pid") or 0),
+        rebind=rebind,
     )
 
 
-def _log_tail(paths: NodePaths) -> str:
-    from sbctl.base.display import display_safe
-    from sbctl.base.secret import redact
+def _switch(
+    context: NodeContext,
+    runtime: LocalRuntime,
+    prepared: _Prepared,
+    *,
+    restart: bool,
+    rebind: bool,
+    keeps_former: bool,
+) -> Mapping[str, Any]:
+    paths, wanted = context.paths, prepared.wanted
+    for directory in (paths.secrets, paths.state):
+        fs.ensure_directory(directory, mode=0o700)
+    for path, data in prepared.files.items():
+        if _stored(path) != data:
+            fs.write_atomic(path, data, mode=0o600)
+    fs.ensure_directory(cache_root(paths), mode=0o755)
+    if runtime.systemd is not None:
+        runtime.systemd.install(prepared.units)
+    if link_version(paths.current) != wanted.version:
+        fs.replace_symlink(paths.current, wanted.version)
+    if keeps_former:
+        activation_journal.mark_switched(paths)
+    _tell(context, "starting the runtime")
+    runtime.run(wanted.version, restart=restart, rebind=rebind)
+    running = runtime.await_healthy(wanted, deadline_s=HEALTHY_DEADLINE_S, check=lambda: None)
+    commit(runtime, wanted)
+    return running
 
-    try:
-        with (paths.logs / "runtime.log").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            lines = file.read().decode("utf-8", "replace").splitlines()[-5:]
-    except OSError:
-        return ""
-    return display_safe(redact("; ".join(lines)), max_chars=1500)
+
+def _tell(context: NodeContext, note: str) -> None:
+    """Nobody may be listening any more."""
+    with contextlib.suppress(OSError):
+        context.report(0, None, note)
+
+
+def _prune(paths: NodePaths, *, kept: set[str | None]) -> None:
+    """Versions that were neither proved now nor ran before."""
+    for version in installed_versions(paths):
+        if version not in kept:
+            fs.remove_tree(paths.version(version))

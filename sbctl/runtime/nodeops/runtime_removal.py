@@ -14,14 +14,15 @@ from typing import Any, Final
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.base import fs
 from sbctl.base.errors import HostError
-from sbctl.base.flock import FileLock
+from sbctl.base.flock import FileLock, exclusive
 from sbctl.node.messages import RuntimeRemove
 from sbctl.node.paths import NodePaths
+from sbctl.runtime.nodeops import activation_journal
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage, refuse_started_by_hand
 from sbctl.runtime.nodeops.snapshot import cache_root, host_facts
-from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, systemd_of
+from sbctl.runtime.nodeops.units import Systemd, Units, systemd_of
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.supervise import stop_supervised
 
@@ -41,21 +42,32 @@ def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any
     refuse_started_by_hand(ControlClient(paths.control_socket).status())
     context.report(0, None, "stopping the runtime and its engines")
     systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
-    if systemd is not None and systemd.unit_path.is_file():
-        _stop_unit(systemd)
-    stop_supervised(paths)
-    _see_it_gone(context)
-    ArtifactCache(cache_root(paths), context.clock).dismantle_if_empty()
-    if systemd is not None and fs.remove_file(systemd.unit_path):
-        systemd.must("daemon-reload")
-        systemd.ctl("reset-failed", UNIT_NAME)
-    _remove_files(paths)
+    fs.ensure_directory(paths.etc, mode=0o755)
+    with exclusive(paths.activation_lock, deadline_s=_STOP_DEADLINE_S, check=context.cancellation.check):
+        activation_journal.end(paths)
+        units = systemd.installed() if systemd is not None else {}
+        if systemd is not None and units:
+            _stop_units(systemd, units)
+        stop_supervised(paths)
+        _see_it_gone(context)
+        ArtifactCache(cache_root(paths), context.clock).dismantle_if_empty()
+        if systemd is not None and units:
+            _remove_units(systemd, units)
+        _remove_files(paths)
     return {}
 
 
-def _stop_unit(systemd: Systemd) -> None:
-    systemd.must("disable", UNIT_NAME)
-    systemd.must("stop", UNIT_NAME, deadline_s=_STOP_DEADLINE_S)
+def _stop_units(systemd: Systemd, units: Units) -> None:
+    """The port first: a connection would start the runtime anew."""
+    systemd.must("disable", *units)
+    systemd.must("stop", *sorted(units, reverse=True), deadline_s=_STOP_DEADLINE_S)
+
+
+def _remove_units(systemd: Systemd, units: Units) -> None:
+    for name in units:
+        fs.remove_file(systemd.directory / name)
+    systemd.must("daemon-reload")
+    systemd.ctl("reset-failed", *units)
 
 
 def _see_it_gone(context: NodeContext) -> None:

@@ -23,7 +23,7 @@ from sbctl.node.paths import NodePaths
 from sbctl.node.snapshot import BundleState, DeploymentState, NodeSnapshot
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
-from sbctl.runtime.nodeops.units import Systemd, systemd_of
+from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, Units, systemd_of, units_digest
 from sbctl.runtime.settings import load_trust
 from sbctl.runtime.supervise import supervisor_of
 
@@ -71,6 +71,7 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "host": facts["host"],
         "marker": facts["marker"],
         "drain": status.get("drain") or read_drain(paths),
+        "lease": facts["lease"],
         "paths": facts["paths"],
         "disk": {"cache_free_bytes": fs.free_bytes(root), "state_free_bytes": fs.free_bytes(paths.state)},
         "runtime": _runtime(context, facts, status),
@@ -105,16 +106,16 @@ def _one(kind: type[_State], raw: object) -> _State | None:
 def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
     paths = context.paths
     systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
-    unit = systemd.installed() if systemd is not None else None
+    units = systemd.installed() if systemd is not None else {}
     parent = supervisor_of(paths)
-    supervision, is_up = _supervision(systemd, unit, parent is not None)
+    supervision, is_up = _supervision(systemd, units, parent is not None)
     by_hand = bool(status.get("started_by_hand"))
     return {
         "installed_versions": tuple(facts["runtime"]["installed_versions"]),
         "current_version": facts["runtime"]["current_version"],
         "supervision": supervision,
-        "unit_path": str(systemd.unit_path) if systemd is not None and unit is not None else None,
-        "unit_sha256": None if unit is None else sha256_bytes(unit),
+        "unit_path": str(systemd.unit_path) if systemd is not None and UNIT_NAME in units else None,
+        "unit_sha256": units_digest(units),
         "config_sha256": stored_config(paths)[1],
         "trust_digest": _trust(paths),
         "running": bool(status) or is_up,
@@ -122,14 +123,14 @@ def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str
         "pid": status.get("pid"),
         "version_running": status.get("version"),
         "started_by_hand": by_hand,
-        "changing": bool(status.get("changing")),
+        "changing": bool(status.get("changing")) or paths.activation_journal.exists(),
         "admin_url": status.get("admin_url"),
         "http_url": status.get("http_url"),
     }
 
 
-def _supervision(systemd: Systemd | None, unit: bytes | None, has_parent: bool) -> tuple[Any, bool]:
-    if systemd is not None and unit is not None:
+def _supervision(systemd: Systemd | None, units: Units, has_parent: bool) -> tuple[Any, bool]:
+    if systemd is not None and UNIT_NAME in units:
         return systemd.kind, systemd.is_active()
     return ("parent", True) if has_parent else ("none", False)
 

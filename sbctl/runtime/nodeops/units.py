@@ -1,4 +1,8 @@
-"""The runtime's systemd unit: rendered, verified, installed; and the few questions asked of systemctl.
+"""The runtime's systemd units: rendered, verified, installed together; and the few questions asked of systemctl.
+
+    sbctl-runtime.service            the daemon
+    sbctl-runtime.socket             its ports, which systemd keeps open while the daemon restarts; none where every port is chosen by the kernel
+    sbctl-activation-guard.service   ends an activation whose node process died, or that a reboot cut
 
 A unit has no timestamps and nothing that changes by itself, so its digest differs only when it does. Whatever is put into it passes
 `unit_value`: a newline would begin a directive, `%` a specifier, `$` an expansion.
@@ -14,18 +18,38 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from sbctl.base import fs
-from sbctl.base.errors import HostError
+from sbctl.base.digests import fingerprint, sha256_bytes
+from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.resources import data_path
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.programs import Finished, run_program
 
-__all__ = ["UNIT_NAME", "Systemd", "render_unit", "systemd_of", "unit_value"]
+__all__ = [
+    "GUARD_NAME",
+    "SOCKET_NAME",
+    "UNIT_NAME",
+    "Systemd",
+    "Units",
+    "render_units",
+    "socket_addresses",
+    "systemd_of",
+    "unit_value",
+    "units_digest",
+]
 
 UNIT_NAME: Final = "sbctl-runtime.service"
+SOCKET_NAME: Final = "sbctl-runtime.socket"
+GUARD_NAME: Final = "sbctl-activation-guard.service"
+
+Units = Mapping[str, bytes]
+"""File name → content."""
+
+_OURS: Final = (UNIT_NAME, SOCKET_NAME, GUARD_NAME)
+_LISTEN: Final = re.compile(rb"^ListenStream=(\S+)$", re.MULTILINE)
 _QUICK_S: Final = 30.0
 _SLOW_S: Final = 180.0
-_VALUE: Final = re.compile(r"[A-Za-z0-9_./@:+,=-]{1,4096}")
+_VALUE: Final = re.compile(r"[A-Za-z0-9_./@:+,=\[\]-]{1,4096}")
 _STOP_MARGIN_S: Final = 20
 
 
@@ -41,10 +65,10 @@ def unit_value(value: Any) -> str:
     return text
 
 
-def render_unit(
+def render_units(
     kind: Literal["system", "user"], paths: NodePaths, version_directory: Path, config: RuntimeConfig
-) -> bytes:
-    """The unit of one version with one configuration. Raises HostError `runtime.unit_value_refused`."""
+) -> Units:
+    """The units of one version with one configuration. Raises HostError `runtime.unit_value_refused`."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -56,16 +80,42 @@ def render_unit(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    ports = [config.http_bind_port, *([config.admin_port] if config.admin_enabled else [])]
-    text = environment.get_template(f"{UNIT_NAME}.j2").render(
-        kind=kind,
-        python=version_directory / "bin" / "python",
-        state=paths.state,
-        cache=Path(config.cache_directory) if config.cache_directory else paths.models,
-        privileged_port=any(0 < port < 1024 for port in ports),
-        stop_s=config.shutdown_deadline_ms // 1000 + _STOP_MARGIN_S,
-    )
-    return text.encode("ascii")
+    addresses = _listen_addresses(config)
+    values: dict[str, dict[str, Any]] = {
+        UNIT_NAME: {
+            "python": version_directory / "bin" / "python",
+            "state": paths.state,
+            "cache": Path(config.cache_directory) if config.cache_directory else paths.models,
+            "sockets": bool(addresses),
+            "socket_name": SOCKET_NAME,
+            "stop_s": config.shutdown_deadline_ms // 1000 + _STOP_MARGIN_S,
+        },
+        GUARD_NAME: {"python": paths.proven / "bin" / "python", "activation": paths.activation},
+    }
+    if addresses:
+        values[SOCKET_NAME] = {"addresses": addresses}
+    return {
+        name: environment.get_template(f"{name}.j2").render(kind=kind, **given).encode("ascii")
+        for name, given in values.items()
+    }
+
+
+def _listen_addresses(config: RuntimeConfig) -> list[str]:
+    """As ListenStream= takes them; a port that the kernel chooses is bound by the daemon."""
+    bound = [(config.http_bind_address, config.http_bind_port)]
+    if config.admin_enabled:
+        bound.append((config.admin_bind, config.admin_port))
+    return [f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address, port in bound if port]
+
+
+def socket_addresses(units: Units) -> frozenset[str]:
+    """What the socket unit among `units` listens on; nothing without one."""
+    return frozenset(found.decode("ascii", "replace") for found in _LISTEN.findall(units.get(SOCKET_NAME, b"")))
+
+
+def units_digest(units: Units) -> str | None:
+    """One digest of all; None when there are none."""
+    return fingerprint({name: sha256_bytes(content) for name, content in units.items()}) if units else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +123,16 @@ class Systemd:
     """The system's manager, or one user's."""
 
     kind: Literal["system", "user"]
-    unit_path: Path
+    directory: Path
     environ: Mapping[str, str]
+
+    @property
+    def unit_path(self) -> Path:
+        return self.directory / UNIT_NAME
+
+    def unit_paths(self) -> tuple[Path, ...]:
+        """Where units of ours stand or may stand."""
+        return tuple(self.directory / name for name in _OURS)
 
     def ctl(self, *arguments: str, deadline_s: float = _QUICK_S) -> Finished:
         scope = ("--user",) if self.kind == "user" else ()
@@ -93,38 +151,55 @@ class Systemd:
                 next_step=f"look at: systemctl {'--user ' if self.kind == 'user' else ''}status {UNIT_NAME}",
             )
 
-    def is_active(self) -> bool:
-        return self.ctl("is-active", "--quiet", UNIT_NAME).returncode == 0
+    def is_active(self, name: str = UNIT_NAME) -> bool:
+        return self.ctl("is-active", "--quiet", name).returncode == 0
 
-    def install(self, unit: bytes) -> bool:
-        """Put the unit in place when it differs, verified first; True when it did. Enabling and reloading are separate."""
-        if self.installed() == unit:
+    def installed(self) -> Units:
+        """The units of ours that stand there."""
+        return {
+            path.name: fs.read_bounded(path, max_bytes=1 << 20)
+            for path in self.unit_paths()
+            if path.is_file() and not path.is_symlink()
+        }
+
+    def install(self, units: Units) -> bool:
+        """Put the units in place when they differ; True when they did. All are verified first, and systemd has read them on return.
+
+        When it cannot read them the former ones are back. Raises HostError `runtime.unit_invalid`, `host.systemctl_failed`, SbctlError `disk.*`.
+        """
+        former = self.installed()
+        if former == units:
             return False
-        fs.ensure_directory(self.unit_path.parent, mode=0o755)
-        self._verify(unit)
-        fs.write_atomic(self.unit_path, unit, mode=0o644)
+        fs.ensure_directory(self.directory, mode=0o755)
+        self.verify(units)
+        try:
+            self._write(units)
+            self.must("daemon-reload")
+        except SbctlError:
+            self._write(former)
+            self.ctl("daemon-reload")
+            raise
         return True
 
-    def installed(self) -> bytes | None:
-        if not self.unit_path.is_file() or self.unit_path.is_symlink():
-            return None
-        return fs.read_bounded(self.unit_path, max_bytes=1 << 20)
+    def _write(self, units: Units) -> None:
+        found = self.installed()
+        for name in _OURS:
+            content = units.get(name)
+            if content is None:
+                fs.remove_file(self.directory / name)
+            elif found.get(name) != content:
+                fs.write_atomic(self.directory / name, content, mode=0o644)
 
-    def _verify(self, unit: bytes) -> None:
-        """systemd-analyze judges the file under its own name, in a directory that goes away; hosts without it skip this."""
-        directory = self.unit_path.parent / f".sbctl-tmp-{secrets.token_hex(8)}"
+    def verify(self, units: Units) -> None:
+        """systemd-analyze judges the files under their own names, in a directory that goes away; hosts without it skip this."""
+        directory = self.directory / f".sbctl-tmp-{secrets.token_hex(8)}"
         fs.ensure_directory(directory, mode=0o700)
         try:
-            fs.write_atomic(directory / UNIT_NAME, unit, mode=0o644)
+            for name, content in units.items():
+                fs.write_atomic(directory / name, content, mode=0o644)
             scope = ("--user",) if self.kind == "user" else ()
-            argv = (
-                "systemd-analyze",
-                *scope,
-                "verify",
-                "--man=no",
-                "--recursive-errors=no",
-                str(directory / UNIT_NAME),
-            )
+            options = ("verify", "--man=no", "--recursive-errors=no")
+            argv = ("systemd-analyze", *scope, *options, *(str(directory / name) for name in sorted(units)))
             done = run_program(argv, deadline_s=_QUICK_S, environ=self.environ)
         except HostError as error:
             if error.code == "host.program_missing":
@@ -134,13 +209,16 @@ class Systemd:
             fs.remove_tree(directory)
         if done.returncode:
             raise HostError(
-                "runtime.unit_invalid", f"systemd refuses the unit: {done.tail()}", place=str(self.unit_path)
+                "runtime.unit_invalid",
+                f"systemd refuses the units: {done.tail()}",
+                place=str(self.unit_path),
+                next_step="nothing was changed; this is a fault of sbctl unless a drop-in of yours is named",
             )
 
-    def why(self) -> str:
-        """The last lines of the unit's journal; empty when it cannot be read."""
+    def why(self, name: str = UNIT_NAME) -> str:
+        """The last lines of a unit's journal; empty when it cannot be read."""
         scope = ("--user",) if self.kind == "user" else ()
-        argv = ("journalctl", *scope, "--unit", UNIT_NAME, "--lines", "20", "--no-pager", "--output", "cat")
+        argv = ("journalctl", *scope, "--unit", name, "--lines", "20", "--no-pager", "--output", "cat")
         try:
             return run_program(argv, deadline_s=_QUICK_S, environ=self.environ).tail(8)
         except HostError:
@@ -150,10 +228,10 @@ class Systemd:
 def systemd_of(init: str, environ: Mapping[str, str], uid: int) -> Systemd | None:
     """The manager that the host's facts name (`systemd_system`, `systemd_user`); None for `none`."""
     if init == "systemd_system":
-        return Systemd("system", Path("/etc/systemd/system") / UNIT_NAME, {})
+        return Systemd("system", Path("/etc/systemd/system"), {})
     if init == "systemd_user":
         home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
         kept = {name: environ[name] for name in ("HOME", "DBUS_SESSION_BUS_ADDRESS") if environ.get(name)}
         kept["XDG_RUNTIME_DIR"] = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
-        return Systemd("user", home / "systemd" / "user" / UNIT_NAME, kept)
+        return Systemd("user", home / "systemd" / "user", kept)
     return None

@@ -55,7 +55,7 @@ def _run(folder: Path, scenario: Callable[[_Node], Coroutine[Any, Any, None]], *
         try:
             await scenario(node)
         finally:
-            await node.reconciler.shutdown()
+            await node.reconciler.shutdown(drain_s=1.0)
             node.store.close()
 
     in_virtual_time(work)
