@@ -27,13 +27,14 @@ LAB_NUMBER = int(os.environ.get("SBCTL_LAB", "0"))
 ROOT = Path(f"/run/sbctl-lab-{LAB_NUMBER}")
 LOCK = Path(f"/run/sbctl-lab-{LAB_NUMBER}.lock")
 HOST_COUNT = 3
+SUDO_PASSWORD = "correct horse"  # noqa: S105 - of a host that lives for one test run
 WAIT_FOR_OTHER_RUN_S = 600
 COMMANDS = ("ip", "unshare", "nsenter", "setpriv", "ssh-keygen", "sshd", "mountpoint")
 
 
 @dataclass(frozen=True)
 class LabHost:
-    """One host: log in as `root` or `ops` with `identity_file`."""
+    """One host: log in as `root`, `ops` (no rights), `deploy` or `pw` (sudo, with the password SUDO_PASSWORD) with `identity_file`."""
 
     number: int
 
@@ -124,7 +125,8 @@ def _output(argv: Sequence[str], *, timeout_s: float = 60, check: bool = True) -
 
 def _hosts(*arguments: str) -> None:
     # Not captured: the hosts' own processes would hold a pipe open for as long as they live.
-    subprocess.run([str(SCRIPT), *arguments], check=True, timeout=120, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, "SBCTL_LAB": str(LAB_NUMBER)}
+    subprocess.run([str(SCRIPT), *arguments], check=True, timeout=120, stdin=subprocess.DEVNULL, env=environment)
 
 
 def why_not() -> str | None:

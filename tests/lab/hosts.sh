@@ -12,7 +12,9 @@
 #
 # A host's disk is an overlay over this machine's /, kept in memory below /run/sbctl-lab-I. It has the same system programs and Python, but
 # no compiler, no pip, no uv, nothing in /opt, /root, /home or /usr/local, and no route to anywhere but its siblings. Log in as root or as
-# the user "ops" with /run/sbctl-lab-I/operator_key; a host's public key is /run/sbctl-lab-I/hN/host_key.pub.
+# the users "ops" (no rights), "deploy" (sudo without a password) and "pw" (sudo with the password "correct horse") with
+# /run/sbctl-lab-I/operator_key, or with any key that /run/sbctl-lab-I/user_ca signed; a host's public key is
+# /run/sbctl-lab-I/hN/host_key.pub.
 #
 # Needs root, overlayfs, cgroup2, and the commands ip, unshare, nsenter, setpriv, systemd, sshd, python3. The clock is the machine's own:
 # a host could set it, so no test may try (the capability is dropped for everything that init starts).
@@ -55,6 +57,17 @@ lay_out_disk() { # host-directory
   chmod 1777 "$upper/var/tmp"
 }
 
+add_user() { # root name number password-field
+  local root=$1 name=$2 number=$3
+  if ! grep -q "^$name:" "$root/etc/passwd"; then
+    echo "$name:x:$number:$number:a user of the test lab:/home/$name:/bin/bash" >>"$root/etc/passwd"
+    echo "$name:x:$number:" >>"$root/etc/group"
+    echo "$name:$4:19000:0:99999:7:::" >>"$root/etc/shadow"
+  fi
+  install -d -o "$number" -g "$number" -m 700 "$root/home/$name" "$root/home/$name/.ssh"
+  install -o "$number" -g "$number" -m 600 "$operator_key.pub" "$root/home/$name/.ssh/authorized_keys"
+}
+
 # Once per host, on its mounted disk: names, keys, accounts; whatever builds or fetches software is taken away.
 personalise() { # number root
   local number=$1 root=$2 unit
@@ -70,18 +83,18 @@ personalise() { # number root
 	UseDNS no
 	PasswordAuthentication no
 	PermitRootLogin prohibit-password
+	TrustedUserCAKeys /etc/ssh/user_ca.pub
 	MaxStartups 100
 	MaxSessions 100
 	SSHD
-  grep -q '^ops:' "$root/etc/passwd" || {
-    echo 'ops:x:1990:1990:an operator without rights:/home/ops:/bin/bash' >>"$root/etc/passwd"
-    echo 'ops:x:1990:' >>"$root/etc/group"
-    echo 'ops:*:19000:0:99999:7:::' >>"$root/etc/shadow"
-  }
+  add_user "$root" ops 1990 '*'
+  add_user "$root" deploy 1991 '*'
+  add_user "$root" pw 1992 '$6$sbctllab$WMYcj4TpvvlybWSw59hNhj7Zvb8MndGR0eTMq5ahxr4iD2LyKPJKq7sjUq7031Pww82bj43M0EvhTeQYM/Vz0/'
+  printf '%s\n' 'deploy ALL=(root) NOPASSWD: ALL' 'pw ALL=(root) ALL' >"$root/etc/sudoers.d/sbctl-lab"
+  chmod 440 "$root/etc/sudoers.d/sbctl-lab"
+  install -m 644 "$lab/user_ca.pub" "$root/etc/ssh/user_ca.pub"
   install -d -m 700 "$root/root/.ssh"
   install -m 600 "$operator_key.pub" "$root/root/.ssh/authorized_keys"
-  install -d -o 1990 -g 1990 -m 700 "$root/home/ops" "$root/home/ops/.ssh"
-  install -o 1990 -g 1990 -m 600 "$operator_key.pub" "$root/home/ops/.ssh/authorized_keys"
   for unit in $foreign_units; do ln -sfn /dev/null "$root/etc/systemd/system/$unit"; done
   cat >"$root/etc/systemd/system/sbctl-lab.target" <<-'TARGET'
 	[Unit]
@@ -187,6 +200,7 @@ up() { # count
   mkdir "$lab/cgroup"
   mount -t cgroup2 cgroup2 "$lab/cgroup"
   ssh-keygen -q -t ed25519 -N '' -C operator -f "$operator_key"
+  ssh-keygen -q -t ed25519 -N '' -C user-ca -f "$lab/user_ca"
   ip link add "$bridge" type bridge
   ip addr add "$network.254/24" dev "$bridge"
   ip link set "$bridge" up
