@@ -19,6 +19,7 @@ from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.cli.authority import IdentitySigner, settle_rollover
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
+from sbctl.cli.last_seen import remember_seen
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
 from sbctl.cli.relaying import Relays
 from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
@@ -90,6 +91,8 @@ def apply(
         held_state(workspace, f"sbctl {request.command}", request.lock_timeout_s),
         planned(workspace, request.plan, settle=_tell_waiting) as found,
     ):
+        if workspace.state is not None:
+            remember_seen(workspace, found.observation.snapshots)
         if request.saved is not None:
             _check_saved(workspace, request.saved, found)
         show(found.plan)
@@ -123,7 +126,7 @@ def _require_all_hosts(plan: Plan) -> None:
         raise UnreachableError(
             "plan.unreachable",
             f"{', '.join(sorted(plan.unreachable))} gave no answer, so nothing was begun",
-            next_step="repair the host, or go on without it: --allow-unreachable",
+            next_step="repair the host, go on without it (--allow-unreachable), or give it up (sbctl host forget NAME --lost)",
         )
 
 

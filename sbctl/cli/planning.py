@@ -15,6 +15,8 @@ from sbctl.base.display import plural
 from sbctl.base.errors import SbctlError
 from sbctl.base.truths import Desired
 from sbctl.base.update_policy import UpdatePolicy
+from sbctl.cli.last_seen import last_seen, seen_words
+from sbctl.cli.lost_hosts import refuse_lost, refuse_lost_machines, reinstalled, without_lost
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.plan.build import build_plan
@@ -117,6 +119,9 @@ def planned(
 ) -> Iterator[Planned]:
     """Plan, and keep the sessions to the hosts open until the block ends. `settle` as in `observe_fleet`."""
     desired, config = _desired(workspace, request)
+    if config is not None:
+        refuse_lost(workspace, config.hosts)
+    desired = without_lost(workspace, desired, request.mode)
     state = workspace.state
     hosts = _connections(workspace, config, desired)
     with observe_fleet(
@@ -130,12 +135,17 @@ def planned(
         settle=settle,
         secrets=workspace.login_secrets.prepared(hosts.values() if request.refresh else ()),
     ) as observation:
+        refuse_lost_machines(workspace, observation.snapshots)
+        renewed, why_renewed = reinstalled(workspace, desired, observation.snapshots)
+        seen = last_seen(workspace) if observation.unreachable else {}
         inputs = PlanInputs(
             mode=request.mode,
             desired=desired,
             recorded=dict(state.resources) if state is not None else {},
             snapshots=dict(observation.snapshots),
-            unreachable={host: _why(error) for host, error in observation.unreachable.items()},
+            unreachable={
+                host: _why(error, seen_words(seen.get(host))) for host, error in observation.unreachable.items()
+            },
             hosts=hosts,
             lineage=workspace.lineage,
             serial=state.serial if state is not None else 0,
@@ -144,12 +154,12 @@ def planned(
             now=workspace.clock.now(),
             targets=request.targets,
             excludes=request.excludes,
-            replaces=request.replaces,
+            replaces=tuple(dict.fromkeys((*request.replaces, *renewed))),
             allow_unreachable=request.allow_unreachable,
             header=_header(workspace, config, observation),
             refresh=request.refresh,
             update=update_of(workspace, request.mode),
-            **_protection(workspace, request.mode, config),
+            **_protection(workspace, request.mode, config, why_renewed),
         )
         plan = build_plan(inputs, PROVIDERS)
         if workspace.pack is not None:
@@ -174,19 +184,21 @@ class _Protection(TypedDict):
     notes: tuple[str, ...]
 
 
-def _protection(workspace: Workspace, mode: PlanMode, config: CompiledConfig | None) -> _Protection:
+def _protection(
+    workspace: Workspace, mode: PlanMode, config: CompiledConfig | None, notes: tuple[str, ...]
+) -> _Protection:
     """What may not be removed: by sb.yml also where the desired state is not of it, as long as it can be read; the state adds its own."""
     if config is None and mode in ("destroy", "rollback") and workspace.file.exists():
         try:
             config = workspace.loaded
         except SbctlError:
             note = f"{workspace.file} cannot be used, so only what the state remembers is protected: sbctl validate"
-            return {"prevent_destroy": (), "notes": (note,)}
-    return {"prevent_destroy": config.prevent_destroy if config is not None else (), "notes": ()}
+            return {"prevent_destroy": (), "notes": (note, *notes)}
+    return {"prevent_destroy": config.prevent_destroy if config is not None else (), "notes": notes}
 
 
-def _why(error: SbctlError) -> str:
-    return f"{error.message}. {error.next_step}" if error.next_step else error.message
+def _why(error: SbctlError, seen: str) -> str:
+    return f"{error.message}{seen}. {error.next_step}" if error.next_step else f"{error.message}{seen}"
 
 
 def plan_against(workspace: Workspace, base_file: Path) -> Plan:

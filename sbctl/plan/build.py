@@ -231,7 +231,7 @@ def _unreachable_row(
     listed = tuple(addresses)
     source = selection.desired.get(listed[0]) or inputs.recorded[listed[0]]
     advice = (
-        "repair it, plan without it (--allow-unreachable), or give it up (take it out of sb.yml)"
+        f"repair it, plan without it (--allow-unreachable), or give it up (sbctl host forget {host} --lost)"
         if not inputs.allow_unreachable
         else f"left out of this plan with {plural(len(listed), 'resource')}"
     )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sbctl.cli.workspace import Workspace
     from sbctl.plan.model import Plan
 
-__all__ = ["register"]
+__all__ = ["register", "run_apply"]
 
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="After the first failure start nothing more on any host.")]
 
@@ -103,7 +103,7 @@ def apply(
             parallelism=parallelism,
         )
     limits = limits_of(max_blast_radius, allow_empty=allow_empty)
-    return _run(
+    return run_apply(
         workspace,
         ApplyRequest("apply", request, limits, saved, yes or saved is not None, fail_fast, lock_timeout),
         format=format.value,
@@ -145,7 +145,7 @@ def destroy(
     )
     limits = limits_of(max_blast_radius)
     asked = ApplyRequest("destroy", request, limits, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
-    return _run(workspace, asked, format=format.value)
+    return run_apply(workspace, asked, format=format.value)
 
 
 def rollback(
@@ -176,10 +176,11 @@ def rollback(
     )
     limits = limits_of(max_blast_radius)
     asked = ApplyRequest("rollback", request, limits, assume_yes=yes, fail_fast=fail_fast, lock_timeout_s=lock_timeout)
-    return _run(workspace, asked, format=format.value)
+    return run_apply(workspace, asked, format=format.value)
 
 
-def _run(workspace: Workspace, request: ApplyRequest, *, format: str) -> int:  # noqa: A002 - the option's name
+def run_apply(workspace: Workspace, request: ApplyRequest, *, format: str) -> int:  # noqa: A002 - the option's name
+    """Plan, show, ask, carry out, tell: what `apply`, `destroy`, `rollback` and `host forget` share. The exit code."""
     from sbctl.cli.applying import apply as carry_out
     from sbctl.cli.fleet_setup import interactive
     from sbctl.views.apply_text import print_apply_result

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from sbctl.base.errors import ExitCode, UsageError
+from sbctl.cli.commands import host_life
 from sbctl.cli.options import File, Format, OutputFormat, Parallelism, Yes
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+host_life.register(app)
 
 
 @app.command("list")

@@ -1,0 +1,147 @@
+"""A host's life beside applies: out of service and back, given up, taken in again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbctl.base.connection import Connection
+from sbctl.base.display import plural
+from sbctl.base.errors import InputError, SbctlError
+from sbctl.base.suggest import did_you_mean
+from sbctl.base.truths import Recorded
+from sbctl.cli.authority import authority_directory
+from sbctl.cli.fleet_hosts import recorded_connections, shown_address
+from sbctl.cli.fleet_setup import held_state, require_yes
+from sbctl.cli.last_seen import last_seen
+from sbctl.cli.workspace import Workspace
+from sbctl.node.messages import Method
+from sbctl.remote.session import HostSession, open_session
+from sbctl.state.model import Tombstone
+from sbctl.state.operator import run_info, who
+from sbctl.trust.authority import Authority
+
+__all__ = ["Drained", "drain", "give_up_lost", "recorded_on", "resume", "take_in_again"]
+
+_ANSWER_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """`running`: a runtime runs there; `active_requests` still run on it."""
+
+    host: str
+    running: bool
+    active_requests: int
+
+    @property
+    def finished(self) -> bool:
+        return not self.active_requests
+
+
+def _connection(workspace: Workspace, host: str) -> Connection:
+    """By sb.yml, else as the last apply reached it. Raises InputError `host.unknown`."""
+    known = recorded_connections(workspace)
+    if workspace.file.exists():
+        with contextlib.suppress(SbctlError):
+            known.update({name: one.connection for name, one in workspace.loaded.hosts.items()})
+    if host not in known:
+        close = did_you_mean(host, known)
+        raise InputError(
+            "host.unknown",
+            f"there is no host {host}",
+            place=str(workspace.file),
+            next_step=f'did you mean "{close}"?' if close else "sbctl host list names the hosts",
+        )
+    return known[host]
+
+
+@contextlib.contextmanager
+def _session(workspace: Workspace, host: str) -> Iterator[HostSession]:
+    connection = _connection(workspace, host)
+    secrets = workspace.login_secrets.prepared([connection])
+    session = open_session(host, connection, clock=workspace.clock, environ=workspace.environ, secrets=secrets)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _call(session: HostSession, method: Method, params: Mapping[str, Any], deadline_s: float) -> Mapping[str, Any]:
+    return session.call(method, params, secrets={}, deadline_s=deadline_s, progress=lambda _done, _total: None)
+
+
+def drain(workspace: Workspace, host: str, *, deadline_s: float) -> Drained:
+    """Out of service until `resume`; waits at most `deadline_s` for what runs. Raises UnreachableError, HostError."""
+    params = {"by": who(workspace.environ), "deadline_s": deadline_s}
+    with _session(workspace, host) as session:
+        told = _call(session, Method.HOST_DRAIN, params, deadline_s + _ANSWER_S)
+    return Drained(host, bool(told.get("running")), int(told.get("active_requests") or 0))
+
+
+def resume(workspace: Workspace, host: str) -> bool:
+    """Into service again; False when it was not out of it. Raises UnreachableError, HostError."""
+    with _session(workspace, host) as session:
+        return bool(_call(session, Method.HOST_RESUME, {"persistent": True}, _ANSWER_S).get("was_drained"))
+
+
+def recorded_on(workspace: Workspace, host: str) -> tuple[Recorded, ...]:
+    """Everything the state knows on a host. Raises InputError `host.unknown` where there is nothing."""
+    found = tuple(one for one in workspace.require_state().resources.values() if one.host == host)
+    if not found:
+        _connection(workspace, host)
+        raise InputError(
+            "host.nothing_recorded",
+            f"nothing was applied to {host}, so there is nothing to forget",
+            place=f"host.{host}",
+            next_step="take it out of sb.yml",
+        )
+    return found
+
+
+def give_up_lost(
+    workspace: Workspace, host: str, *, why: str, assume_yes: bool, lock_timeout_s: float
+) -> tuple[Recorded, ...]:
+    """Forget a host that nobody can reach, without asking it: its identity is revoked, a tombstone stays. Returns what was forgotten.
+
+    Raises LockedError, InputError, RefusedError `apply.not_confirmed`, and what keeps its identity from being revoked: then nothing changed.
+    """
+    with held_state(workspace, "sbctl host forget", lock_timeout_s):
+        found = recorded_on(workspace, host)
+        require_yes(
+            f"Give up {host} ({shown_address(found[0].connection)}) with {plural(len(found), 'resource')}, without reaching it? (yes/no) ",
+            assume_yes=assume_yes,
+        )
+        certificate = next((one.record for one in found if one.address.kind == "certificate"), {})
+        if certificate:
+            authority = Authority.open(authority_directory(workspace))
+            authority.revoke(host, reason=why or "given up as lost", now=workspace.clock.now())
+        seen = last_seen(workspace).get(host)
+        workspace.store.bury(
+            Tombstone(
+                host=host,
+                lineage=workspace.lineage,
+                serial=0,
+                at=workspace.clock.now(),
+                why=why,
+                machine_id=seen.machine_id if seen is not None else "",
+                address=found[0].connection.address,
+                resources=tuple(sorted(str(one.address) for one in found)),
+                certificate=certificate,
+            ),
+            run_info("host forget", workspace.environ, workspace.directory),
+        )
+        workspace.forget()
+    return found
+
+
+def take_in_again(workspace: Workspace, host: str, *, lock_timeout_s: float) -> None:
+    """Let a host come back that was given up as lost. Raises LockedError, StateError `state.no_tombstone`."""
+    with held_state(workspace, "sbctl host forget --undo", lock_timeout_s):
+        tombstone = workspace.require_state().tombstones.get(host)
+        if tombstone is not None and tombstone.certificate:
+            Authority.open(authority_directory(workspace)).rotate([host])
+        workspace.store.readmit(host, run_info("host forget", workspace.environ, workspace.directory))
+        workspace.forget()
