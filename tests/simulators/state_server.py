@@ -81,26 +81,30 @@ class _Handler(BaseHTTPRequestHandler):
     server: StateServer
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *_: object) -> None:
         """Quiet."""
 
     def _any(self) -> None:
         parts = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        location = ""
         with self.server.turn:
             self.server.asked.append(self.command)
             kind = self.server.fault(self.command)
+            status, answer = 0, b""
             if kind in ("500", "429", "401", "412"):
-                return self._answer(int(kind), b"")
-            if kind == "redirect":
-                return self._answer(302, b"", location="http://127.0.0.1:1/")
-            if self.server.credentials and self.headers.get("authorization") != f"Basic {self.server.credentials}":
-                return self._answer(401, b"")
-            status, answer = self._work(parts.path, parse_qs(parts.query).get("ID", [""])[0], body, kind)
+                status = int(kind)
+            elif kind == "redirect":
+                status, location = 302, "http://127.0.0.1:1/"
+            elif self.server.credentials and self.headers.get("authorization") != f"Basic {self.server.credentials}":
+                status = 401
+            else:
+                status, answer = self._work(parts.path, parse_qs(parts.query).get("ID", [""])[0], body, kind)
         if kind == "lost":
             self.close_connection = True
-            return self.connection.close()
-        self._answer(status, answer, cut=kind == "cut")
+            self.connection.close()
+        else:
+            self._answer(status, answer, cut=kind == "cut", location=location)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_LOCK = do_UNLOCK = _any
 
