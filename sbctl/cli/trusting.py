@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection, Jump
 from sbctl.base.display import display_safe
 from sbctl.base.errors import InputError, RefusedError, SbctlError
@@ -20,6 +19,7 @@ from sbctl.base.host_keys import HOST_KEY_ALGORITHMS, HostKey, fingerprint_of_pi
 from sbctl.base.limits import CONNECT_MAX_PARALLEL, SNAPSHOT_DEADLINE_S
 from sbctl.base.patterns import NamePattern
 from sbctl.base.suggest import did_you_mean
+from sbctl.cli.workspace import Workspace
 from sbctl.config.host_lock import HostLock, LockedKey, read_host_lock, write_host_lock
 from sbctl.config.known_hosts import KnownHosts
 from sbctl.views.trust_views import Question, Status, Trust, TrustOutcome
@@ -215,7 +215,8 @@ def _scanned(path: tuple[Jump, ...], scan: Callable[[tuple[Jump, ...]], HostKey]
     try:
         return scan(path), "shown by the host"
     except SbctlError as error:
-        where = f"{error.place}: " if error.place else ""
+        is_itself = error.place is None or error.place.startswith(f"{path[-1].name} (")
+        where = "" if is_itself else f"{error.place}: "
         then = f". {error.next_step}" if error.next_step else ""
         return _ended(path[-1], "unreachable", f"{where}{error.message}{then}")
 
@@ -230,9 +231,9 @@ def _ended(
     return Trust(hop.name, hop.address, hop.port, status, key, previous, problem)
 
 
-def ssh_scan(clock: Clock) -> tuple[Callable[[tuple[Jump, ...]], HostKey], Callable[[], None]]:
+def ssh_scan(workspace: Workspace) -> tuple[Callable[[tuple[Jump, ...]], HostKey], Callable[[], None]]:
     """A scan over the network, and what ends its connections to jumps."""
     from sbctl.remote.ssh_links import SshLinks
 
-    links = SshLinks(clock)
+    links = SshLinks(workspace.clock, workspace.login_secrets)
     return (lambda path: links.host_key(path, deadline_s=SNAPSHOT_DEADLINE_S)), links.close

@@ -24,6 +24,7 @@ from sbctl.base.strict_json import dump_pretty
 __all__ = [
     "SCHEMA_VERSION",
     "ask_yes",
+    "complain_plain",
     "envelope",
     "line_width",
     "note",
@@ -67,6 +68,11 @@ def print_json(command: str, body: Mapping[str, Any]) -> None:
 def print_plain(text: str) -> None:
     """Print finished text on stdout as it is: markdown, schemas, documents."""
     _write(text, sys.stdout)
+
+
+def complain_plain(text: str) -> None:
+    """Print finished text on stderr as it is."""
+    _write(text, sys.stderr)
 
 
 def ask_yes(question: str) -> bool:

@@ -1,4 +1,4 @@
-"""`host list|trust`: the machines of a fleet, one by one."""
+"""`host list|trust|facts|exec|shell`: the machines of a fleet, one by one."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def trust(
         known_file=str(from_ or ""),
         recorded=recorded_connections(workspace),
     )
-    scan, end = ssh_scan(workspace.clock)
+    scan, end = ssh_scan(workspace)
     try:
         outcome = trust_hosts(request, scan)
     finally:
@@ -100,3 +100,86 @@ def trust(
     else:
         result(trust_text(outcome))
     return outcome.exit_code
+
+
+@app.command()
+def facts(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Hosts; patterns such as 'gpu-*'.")],
+    file: File = Path("sb.yml"),
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+    parallelism: Parallelism = 10,
+) -> int:
+    """What hosts say of themselves: system, memory, devices, runtime, engines, weights. Exit 7: one gave no answer."""
+    from sbctl.cli.host_work import chosen_hosts
+    from sbctl.cli.workspace import Workspace
+    from sbctl.remote.observe import observe_fleet
+    from sbctl.views.console import line_width, print_json, result
+    from sbctl.views.exec_views import facts_body, facts_text
+
+    workspace = Workspace(file)
+    connections = chosen_hosts(workspace, names)
+    with observe_fleet(
+        connections,
+        clock=workspace.clock,
+        max_parallel=parallelism,
+        environ=workspace.environ,
+        secrets=workspace.login_secrets.prepared(connections.values()),
+    ) as fleet:
+        if format is OutputFormat.JSON:
+            print_json("host.facts", facts_body(fleet.snapshots, fleet.unreachable))
+        else:
+            result(facts_text(fleet.snapshots, fleet.unreachable, line_width()))
+        return ExitCode.UNREACHABLE if fleet.unreachable else ExitCode.DONE
+
+
+@app.command("exec")
+def exec_(
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A host, or a pattern such as 'gpu-*'.")],
+    argv: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run, word by word; no shell reads it.")
+    ],
+    file: File = Path("sb.yml"),
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+    parallelism: Parallelism = 10,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, max=86_400, metavar="SECONDS", help="For each host.")
+    ] = 60.0,
+) -> int:
+    """Run one command on hosts, as root where the login becomes root. Exit 1: it failed on one; 7: one gave no answer."""
+    from sbctl.cli.host_work import chosen_hosts, executed
+    from sbctl.cli.workspace import Workspace
+    from sbctl.views.console import complain_plain, note, print_json, print_plain
+    from sbctl.views.exec_views import complaint_lines, exec_body, exec_exit_code, exec_summary, output_lines
+
+    workspace = Workspace(file)
+    connections = chosen_hosts(workspace, [pattern])
+    width = max(map(len, connections))
+    results = []
+    for each in executed(workspace, connections, argv, parallelism=parallelism, deadline_s=timeout):
+        results.append(each)
+        if format is OutputFormat.TEXT:
+            print_plain(output_lines(each, width))
+            complain_plain(complaint_lines(each, width))
+    results.sort(key=lambda each: list(connections).index(each.name))
+    if format is OutputFormat.JSON:
+        print_json("host.exec", exec_body(argv, results))
+    elif len(results) > 1:
+        note(exec_summary(results))
+    return exec_exit_code(results)
+
+
+@app.command()
+def shell(name: Annotated[str, typer.Argument(help="A host.")], file: File = Path("sb.yml")) -> int:
+    """A terminal on a host by the system's ssh, with the key, jumps and pinned host keys of sb.yml and nothing of ~/.ssh/config."""
+    from sbctl.base.errors import InputError
+    from sbctl.cli.host_work import chosen_hosts, open_shell
+    from sbctl.cli.workspace import Workspace
+
+    workspace = Workspace(file)
+    chosen = chosen_hosts(workspace, [name])
+    if len(chosen) > 1:
+        raise InputError(
+            "host.several", f"{len(chosen)} hosts are named, and a shell is on one: {', '.join(list(chosen)[:5])}"
+        )
+    host, connection = next(iter(chosen.items()))
+    return open_shell(workspace, host, connection)

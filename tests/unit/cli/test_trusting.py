@@ -118,11 +118,13 @@ def test_a_no_pins_nothing_and_the_others_go_on(scene: Scene) -> None:
 
 
 def test_a_host_that_gives_no_answer_is_its_own_row(scene: Scene) -> None:
-    scene.shown["gpu-a"] = UnreachableError("ssh.no_answer", "gave no answer", place="gpu-a (ssh)", next_step="look")
+    scene.shown["gpu-a"] = UnreachableError(
+        "ssh.no_answer", "gave no answer", place="jump bastion (ssh)", next_step="look"
+    )
     outcome = scene.run("gpu-*")
     assert statuses(outcome) == {"gpu-a": "unreachable", "gpu-b": "pinned"}
     assert outcome.exit_code is ExitCode.UNREACHABLE
-    assert outcome.hosts[0].problem == "gpu-a (ssh): gave no answer. look"
+    assert outcome.hosts[0].problem == "jump bastion (ssh): gave no answer. look"
 
 
 @pytest.mark.parametrize("where", ["lock", "state"])
