@@ -18,7 +18,7 @@ from sbctl.cli.workspace import Workspace
 from sbctl.trust.authority import Authority, AuthorityFacts
 from sbctl.trust.authority_directory import NodeRecord
 from sbctl.trust.certificates import certificate_facts, renewal_time
-from sbctl.trust.identity import Grant
+from sbctl.trust.identity import Grant, is_server_name
 from sbctl.views.cluster_views import IdentityRow
 
 __all__ = [
@@ -65,7 +65,9 @@ def new_grant(cluster_id: str, server_name: str, node_id: str, roles: Sequence[s
                 "usage", f'"{written}" is no label, or its key is given twice', next_step="--label KEY=VALUE"
             )
         found[key] = value
-    for option, value in (("--cluster-id", cluster_id), ("--server-name", server_name), ("--node-id", node_id)):
+    if not is_server_name(server_name):
+        raise UsageError("usage", f'--server-name "{server_name}" is no domain name', next_step="as in sbproxy-mesh")
+    for option, value in (("--cluster-id", cluster_id), ("--node-id", node_id)):
         if not is_id(value):
             raise UsageError("usage", f'{option} "{value}" is no name', next_step="use 1 to 128 of A-Z a-z 0-9 . _ -")
     try:

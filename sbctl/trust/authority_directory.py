@@ -246,8 +246,8 @@ def staged(directory: Path) -> Iterator[AuthorityFiles]:
         raise _exists(directory)
     fs.ensure_directory(directory.parent, mode=0o755)
     stage = fs.temporary_path(directory.parent)
-    fs.ensure_directory(stage)
     try:
+        fs.ensure_directory(stage)
         yield AuthorityFiles(stage)
         try:
             fs.publish_directory(stage, directory)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal, TypeVar
@@ -39,6 +40,7 @@ __all__ = [
     "check_document",
     "claims_uri",
     "document_of",
+    "is_server_name",
     "open_identity",
     "parse_claims",
     "sign_identity",
@@ -47,6 +49,9 @@ __all__ = [
 IDENTITY_PAYLOAD_TYPE: Final = "application/vnd.sbctl.identity.v1+json"
 CLOCK_SKEW_S: Final = 300
 _URN: Final = "urn:sbproxy:identity:v1:"
+_SERVER_NAME_RE: Final = re.compile(
+    r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
 _CLAIMS_MAX_BYTES: Final = 48 * 1024
 _DOCUMENT_MAX_BYTES: Final = 64 * 1024
 
@@ -73,7 +78,19 @@ def _check_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
+def is_server_name(text: str) -> bool:
+    """A name that TLS can check: labels of A-Z a-z 0-9 - with dots between them."""
+    return len(text) <= 253 and _SERVER_NAME_RE.fullmatch(text) is not None
+
+
+def _check_server_name(text: str) -> str:
+    if not is_server_name(text):
+        raise ValueError("not a domain name")
+    return text
+
+
 _Id = Annotated[str, AfterValidator(_check_id)]
+_ServerName = Annotated[str, AfterValidator(_check_server_name)]
 _Roles = Annotated[tuple[ClusterRole, ...], Field(min_length=1, max_length=3), AfterValidator(_check_roles)]
 _Labels = Annotated[dict[str, str], Field(max_length=64), AfterValidator(_check_labels)]
 
@@ -98,7 +115,7 @@ class IdentityClaims(_Strict):
     node_id: _Id
     roles: _Roles
     labels: _Labels = Field(default_factory=dict)
-    server_name: _Id
+    server_name: _ServerName
     identity_epoch: int = Field(ge=1)
 
 
@@ -110,7 +127,7 @@ class IdentityDocument(_Strict):
     node_id: _Id
     roles: _Roles
     labels: _Labels = Field(default_factory=dict)
-    server_name: _Id
+    server_name: _ServerName
     certificate_sha256: str = Field(pattern=r"^[A-Za-z0-9_-]{43}\z")
     identity_epoch: int = Field(ge=1)
     issued_at_unix_secs: int
