@@ -36,7 +36,8 @@ def load_fleet(report: Report, document: Document, environ: Mapping[str, str]) -
     if fleet is None:
         return checked
     check_fleet(report, fleet, document)
-    check_state(report, fleet.state, lambda path: view.key_span(("state", *path)))
+    if not any(path[:1] == ("state",) for path in broken):
+        check_state(report, fleet.state, lambda path: view.key_span(("state", *path)))
     _check_signers(report, fleet, view)
     for name, host in (fleet.hosts or {}).items():
         if host.group is not None and host.group not in fleet.groups:

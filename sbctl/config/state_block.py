@@ -198,7 +198,7 @@ def state_settings(document: Document, environ: Mapping[str, str]) -> StateSetti
     report_expansion(report, view, expansion.problems)
     broken = [path for path, _, _ in expansion.problems]
     checked = validated(report, StateModel, expansion.value, view, texts=expansion.texts, broken=broken)
-    if checked.model is not None and checked.whole:
+    if checked.model is not None and checked.whole and not broken:
         check_state(report, checked.model, view.key_span)
     report.raise_errors()
     assert checked.model is not None, "a block without findings has a model"

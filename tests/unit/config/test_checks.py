@@ -112,8 +112,6 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         (proxy(top="cluster: {cluster_id: c}"), "config.not_available", "a cluster"),
         (proxy(top="cluster: {cluster_id: c, replication: {factor: 9}}"), "config.out_of_range", "at most 8"),
         ("include: [x.yml]\n" + proxy(), "file.missing", "x.yml cannot be included"),
-        ("fleet: {state: {backend: postgres}}\n" + proxy(), "config.not_available", "remote state"),
-        ("fleet: {state: {encryption: {}}}\n" + proxy(), "config.not_available", "encrypted state"),
         ("fleet: {update: {max_unavailable: 0}}\n" + proxy(), "config.bad_value", "a number of hosts"),
         ("fleet: {update: {max_unavailable: 101%}}\n" + proxy(), "config.bad_value", "a share of them"),
         ("fleet: {update: {canary: gpu-x}}\n" + proxy(), "config.unknown_host", '"gpu-x" is no host'),
