@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sbctl.base.errors import LockedError
-from sbctl.base.fs import disk_error
+from sbctl.base.fs import disk_error, give_to_owner
 
 __all__ = ["FileLock", "exclusive", "held"]
 
@@ -28,6 +28,8 @@ class FileLock:
         """True when the lock is now ours; False when somebody else holds it. Raises SbctlError when the file cannot be opened."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
+                give_to_owner(fd, self.path.parent)
         except OSError as error:
             raise disk_error(error, self.path) from error
         try:

@@ -4,6 +4,8 @@ Protocol of a durable write (ALICE, OSDI'14): a temporary name in the same direc
 fsync, close, rename, fsync the directory. An error before the rename leaves the old content and no temporary file. A failed fsync of
 the directory is `DurabilityUnknownError`: the new content may be visible, so the caller reads before it acts. A failed fsync is never retried.
 
+What root makes in a directory that belongs to another account is given to that account, which has to work with it.
+
 `OPS` is the port to the system: fault tests replace it and fail the n-th call.
 """
 
@@ -28,6 +30,7 @@ __all__ = [
     "ensure_directory",
     "free_bytes",
     "fsync_directory",
+    "give_to_owner",
     "install_file",
     "link_or_copy",
     "publish_directory",
@@ -149,6 +152,14 @@ def fsync_directory(path: Path) -> None:
         ) from error
 
 
+def give_to_owner(fd: int, directory: Path | str) -> None:
+    """As root: hand what was just made in `directory` to the account that owns the directory. Nothing for anybody else. Raises OSError."""
+    if os.geteuid() == 0:
+        owner = os.stat(directory)
+        if owner.st_uid != 0:
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -178,6 +189,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         fd = OPS.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             _write_all(fd, data)
+            give_to_owner(fd, path.parent)
             OPS.chmod(fd, mode)
             OPS.fsync(fd)
         finally:
@@ -221,7 +233,20 @@ def ensure_directory(path: Path, *, mode: int = 0o700) -> None:
         return
     except OSError as error:
         raise disk_error(error, path) from error
+    if os.geteuid() == 0:
+        _give_directory(path)
     fsync_directory(path.parent)
+
+
+def _give_directory(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            give_to_owner(fd, path.parent)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise disk_error(error, path) from error
 
 
 def read_bounded(path: Path, *, max_bytes: int) -> bytes:
@@ -255,10 +280,15 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where the filesystem allows one, else a copy with fsync. The target must not exist."""
+    """A hard link where the filesystem allows one and the file is ours, else a copy with fsync. The target must not exist.
+
+    A link to somebody else's file is not made: its owner could change the bytes after they were checked.
+    """
     try:
         OPS.link(str(source), str(target))
-        return
+        if os.lstat(target).st_uid == os.geteuid():
+            return
+        OPS.unlink(str(target))
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
             raise disk_error(error, target) from error

@@ -1,4 +1,7 @@
-"""`artifact.pull`, `artifact.import`, `artifact.remove`: the host's model cache, by the calls of the node interface."""
+"""`artifact.pull`, `artifact.import`, `artifact.remove`: the host's model cache, by the calls of the node interface.
+
+Root's node interface works on the cache as the account that owns it, the runtime's: both use the same files and locks.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,21 @@ from sbctl.base import fs
 from sbctl.node.messages import ArtifactImport, ArtifactPull, ArtifactRemove
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.snapshot import cache_root
+from sbctl.runtime.nodeops.users import acting_as_owner, hand_over
 
 __all__ = ["import_artifact", "pull_artifact", "remove_artifact"]
 
 
 def pull_artifact(context: NodeContext, params: ArtifactPull) -> dict[str, Any]:
     """Raises what `artifacts.pull.pull` raises."""
-    facts = params.artifact
+    facts, cache = params.artifact, _cache(context)
 
     async def run() -> PullResult:
         async with Fetcher(FetchSettings.from_environ(context.environ)) as fetcher:
-            return await pull(_cache(context), facts, progress=_reporter(context, facts.model), fetcher=fetcher)
+            return await pull(cache, facts, progress=_reporter(context, facts.model), fetcher=fetcher)
 
-    result = run_cancellable(context, run())
+    with acting_as_owner(cache.root):
+        result = run_cancellable(context, run())
     return {"artifact": result.artifact, "downloaded_bytes": result.downloaded_bytes, **_replaced(result)}
 
 
@@ -33,8 +38,12 @@ def import_artifact(context: NodeContext, params: ArtifactImport) -> dict[str, A
     facts = params.artifact
     put = {file.sha256: context.paths.blobs / file.sha256 for file in facts.files}
     there = {digest: path for digest, path in put.items() if path.is_file()}
-    work = import_files(_cache(context), facts, there, progress=_reporter(context, facts.model))
-    result = run_cancellable(context, work)
+    cache = _cache(context)
+    for path in there.values():
+        hand_over(path, cache.root)
+    with acting_as_owner(cache.root):
+        work = import_files(cache, facts, there, progress=_reporter(context, facts.model))
+        result = run_cancellable(context, work)
     for path in there.values():
         fs.remove_file(path)
     imported = 0 if result.was_present else facts.total_bytes
@@ -43,7 +52,9 @@ def import_artifact(context: NodeContext, params: ArtifactImport) -> dict[str, A
 
 def remove_artifact(context: NodeContext, params: ArtifactRemove) -> dict[str, Any]:
     """Raises RefusedError `artifact.in_use` while it is leased."""
-    removal = _cache(context).remove(params.artifact)
+    cache = _cache(context)
+    with acting_as_owner(cache.root):
+        removal = cache.remove(params.artifact)
     return {"removed": removal.removed, "reclaimed_bytes": removal.reclaimed_bytes}
 
 

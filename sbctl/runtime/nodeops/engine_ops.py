@@ -124,9 +124,10 @@ def _wheel(context: NodeContext, origin: _Origin, wheel: WheelFile, staged: Path
         return target
     if not blob.is_file():
         raise HostError("put.missing", f"{wheel.filename} was not sent to this host", place=str(blob), retryable=True)
-    if sha256_file(blob) != wheel.sha256:
-        raise HostError("put.digest_mismatch", "the wheel has other bytes than its name says", place=str(blob))
+    # Read in the directory of ours: what was put lies where another account could replace it.
     fs.link_or_copy(blob, target)
+    if sha256_file(target) != wheel.sha256:
+        raise HostError("put.digest_mismatch", "the wheel has other bytes than its name says", place=str(blob))
     return target
 
 

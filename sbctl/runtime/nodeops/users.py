@@ -3,8 +3,8 @@
     sbctl          the runtime: owns its state and the model cache, reads its configuration
     sbctl-engine   the engines: owns nothing, reads weights and programs, which everybody may read
 
-    /etc/sbctl           root:sbctl   directories 0750, files 0640        (engines get no further than the door)
-    /var/lib/sbctl       sbctl:sbctl  the top 0700; `staging`, the locks of installations and what root keeps there stay root's
+    /etc/sbctl           root:sbctl   directories 02750, files 0640       (engines get no further than the door)
+    /var/lib/sbctl       sbctl:sbctl  the top 0700
     the model cache      sbctl:sbctl  the top 0755
     /opt/sbctl           root
 
@@ -20,6 +20,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,15 +29,25 @@ from sbctl.base.errors import HostError, RefusedError
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.programs import run_program
 
-__all__ = ["ENGINE_USER", "RUNTIME_USER", "Accounts", "ensure_users", "find_users", "own_directories", "remove_users"]
+__all__ = [
+    "ENGINE_USER",
+    "RUNTIME_USER",
+    "Accounts",
+    "acting_as_owner",
+    "ensure_users",
+    "find_users",
+    "hand_over",
+    "own_directories",
+    "remove_users",
+]
 
 RUNTIME_USER: Final = "sbctl"
 ENGINE_USER: Final = "sbctl-engine"
 _COMMENTS: Final = {RUNTIME_USER: "sbctl runtime", ENGINE_USER: "sbctl engines"}
 _NO_LOGIN: Final = ("/usr/sbin/nologin", "/sbin/nologin", "/usr/bin/nologin", "/bin/false", "/usr/bin/false")
 _DEADLINE_S: Final = 60.0
-_ROOTS_OWN: Final = frozenset({"staging", "install.lock", "lease.json", "lease.lock"})
-"""In the state directory, written by the node interface alone: what root installs from must not be sbctl's to replace."""
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +98,8 @@ def own_directories(paths: NodePaths, cache: Path, accounts: Accounts) -> None:
     Only what exists is touched; done again it changes nothing. Raises HostError `host.ownership_failed`.
     """
     try:
-        _own(paths.etc, 0, accounts.runtime_gid, modes=(0o750, 0o640))
-        _own(paths.state, accounts.runtime_uid, accounts.runtime_gid, top=0o700, leave=_ROOTS_OWN)
+        _own(paths.etc, 0, accounts.runtime_gid, modes=(0o2750, 0o640))
+        _own(paths.state, accounts.runtime_uid, accounts.runtime_gid, top=0o700)
         _own(cache, accounts.runtime_uid, accounts.runtime_gid, top=0o755)
     except OSError as error:
         raise HostError(
@@ -97,6 +108,50 @@ def own_directories(paths: NodePaths, cache: Path, accounts: Accounts) -> None:
             place=str(error.filename or paths.state),
             next_step="look at this file and its directory, then run sbctl apply again",
         ) from error
+
+
+@contextlib.contextmanager
+def acting_as_owner(directory: Path) -> Iterator[None]:
+    """For the length of the block this process, when it is root, is the account that owns `directory`, with no right of root's.
+
+    What it makes there belongs to that account, and what it reads there cannot reach further. Nothing changes for anybody else.
+    """
+    owner = _owner_of(directory)
+    if os.geteuid() != 0 or owner is None or owner.st_uid == 0:
+        yield
+        return
+    groups, group = os.getgroups(), os.getegid()
+    os.setgroups([owner.st_gid])
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+        os.setgroups(groups)
+
+
+def hand_over(file: Path, directory: Path) -> None:
+    """As root: give a file with one name to the account that owns `directory`, so that it may be linked there. Links are left alone."""
+    owner = _owner_of(directory)
+    if os.geteuid() != 0 or owner is None or owner.st_uid == 0:
+        return
+    with contextlib.suppress(OSError):
+        fd = os.open(file, _FILE)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+        finally:
+            os.close(fd)
+
+
+def _owner_of(directory: Path) -> os.stat_result | None:
+    try:
+        return os.lstat(directory)
+    except OSError:
+        return None
 
 
 # Accounts
@@ -187,9 +242,6 @@ def _failed(name: str, what: str, said: str) -> HostError:
 
 # Owners
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
 
 @dataclass(frozen=True, slots=True)
 class _Change:
@@ -208,7 +260,6 @@ def _own(
     *,
     top: int | None = None,
     modes: tuple[int, int] | None = None,
-    leave: frozenset[str] = frozenset(),
 ) -> None:
     try:
         fd = os.open(root, _DIRECTORY)
@@ -217,16 +268,14 @@ def _own(
     try:
         change = _Change(uid, gid, modes, was_roots=os.fstat(fd).st_uid == 0)
         # From the leaves up, so that an interrupted change still knows the tree as root's.
-        _own_below(fd, change, leave)
+        _own_below(fd, change)
         _own_one(fd, change, modes[0] if modes is not None else top)
     finally:
         os.close(fd)
 
 
-def _own_below(fd: int, change: _Change, leave: frozenset[str] = frozenset()) -> None:
+def _own_below(fd: int, change: _Change) -> None:
     for name in sorted(os.listdir(fd)):
-        if name in leave:
-            continue
         kind = _kind(fd, name)
         if kind is None or not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
             continue

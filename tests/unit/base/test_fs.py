@@ -12,6 +12,7 @@ import pytest
 
 from sbctl.base import fs
 from sbctl.base.errors import DurabilityUnknownError, InputError, SbctlError
+from sbctl.base.flock import FileLock
 
 
 class FailsAt(fs.FileOps):
@@ -154,3 +155,20 @@ def test_a_link_across_filesystems_becomes_a_copy(tmp_path: Path) -> None:
         fs.link_or_copy(tmp_path / "source", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"weights"
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o444
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
+def test_what_root_makes_in_somebodys_directory_is_theirs(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 4711, 4712)
+    fs.write_atomic(theirs / "file", b"x")
+    fs.ensure_directory(theirs / "below" / "deeper")
+    lock = FileLock(theirs / "lock")
+    assert lock.try_acquire()
+    lock.release()
+    fs.write_atomic(tmp_path / "mine", b"x")
+    owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in (*theirs.rglob("*"), tmp_path / "mine")}
+    assert owners.pop("mine") == (0, 0)
+    assert set(owners.values()) == {(4711, 4712)}
+    assert set(owners) == {"file", "below", "deeper", "lock"}
