@@ -1,7 +1,7 @@
 """Where our files live on a node. Standard library only and Python 3.8: the bootstrap carries this module to hosts that have nothing else.
 
 SBCTL_NODE_PREFIX=P   P/etc                     P/state               P/cache           P/opt            (tests, trials: nothing outside P)
-root                  /etc/sbctl                /var/lib/sbctl        /var/cache/sbctl  /opt/sbctl
+root, the service     /etc/sbctl                /var/lib/sbctl        /var/cache/sbctl  /opt/sbctl
 a user                ~/.config/sbctl-runtime   ~/.local/state/sbctl  ~/.cache/sbctl    ~/.local/share/sbctl      (XDG_* honoured)
 """
 
@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["OWNER_LOCK", "PREFIX_VARIABLE", "NodePaths", "node_paths"]
+__all__ = ["OWNER_LOCK", "PREFIX_VARIABLE", "SERVICE_VARIABLE", "NodePaths", "node_paths"]
 
 PREFIX_VARIABLE = "SBCTL_NODE_PREFIX"
+
+SERVICE_VARIABLE = "SBCTL_NODE_SERVICE"
+"""Set, by our own unit, for the runtime that runs as the account `sbctl`: its files are the system's, not a user's."""
 
 OWNER_LOCK = "owner.lock"
 """`<prefix>/owner.lock`, where there is one: held by the process whose end ends the runtime below that prefix."""
@@ -130,7 +133,7 @@ def node_paths(uid: int, env: Mapping[str, str]) -> NodePaths:
         if not base.is_absolute():
             raise ValueError(PREFIX_VARIABLE + " is not an absolute path")
         return NodePaths(base / "etc", base / "state", base / "cache", base / "opt")
-    if uid == 0:
+    if uid == 0 or env.get(SERVICE_VARIABLE):
         return NodePaths(Path("/etc/sbctl"), Path("/var/lib/sbctl"), Path("/var/cache/sbctl"), Path("/opt/sbctl"))
     home = _home(uid, env)
     return NodePaths(
