@@ -68,8 +68,10 @@ _GROUPS: Final = {
     "json": "JSON input",
     "key": "Signing keys",
     "node": "The node interface",
+    "pack": "Packs",
     "plan": "Plans and saved plans",
     "put": "Files sent to a host",
+    "relay": "Relays of a site",
     "remote": "Commands on a host",
     "rollback": "`rollback`",
     "run": "`run`",
@@ -92,6 +94,8 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str,
     if inner is None:
         yield words, command
         return
+    if command.invoke_without_command:
+        yield words, command
     for name, one in inner.items():
         yield from _commands(one, (*words, name))
 

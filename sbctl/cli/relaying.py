@@ -27,6 +27,7 @@ class Relays:
     ) -> None:
         """`connect` opens one more session to a host."""
         self._snapshots = snapshots
+        self._notes: list[str] = []
         self._by_host: dict[str, SiteRelay] = {}
         hosts = config.hosts if config is not None else {}
         users: dict[str, list[str]] = {}
@@ -45,12 +46,14 @@ class Relays:
         relay = self._by_host.get(host)
         if relay is None:
             return session
-        return RelayedSession(session, relay, note, has_runtime=self._has_runtime(host))
+        return RelayedSession(session, relay, self._notes.append, has_runtime=self._has_runtime(host))
 
     def close(self) -> None:
-        """End what relays serve. Never raises."""
+        """End what relays serve, and say what went around them: not earlier, since a live view has the terminal until then."""
         for relay in set(self._by_host.values()):
             relay.close()
+        for text in self._notes:
+            note(text)
 
     def _has_runtime(self, host: str) -> bool:
         snapshot = self._snapshots.get(host)

@@ -160,14 +160,21 @@ def rollback(
     fail_fast: FailFast = False,
     parallelism: Parallelism = 10,
     lock_timeout: LockTimeout = 0.0,
+    from_pack: FromPack = None,
+    unsigned: AcceptUnsigned = False,
 ) -> int:
     """Apply the desired state of an old serial as a new one. sb.yml stays as it is, so the next plan says what differs from it."""
     from sbctl.cli.applying import ApplyRequest, earlier_serial
     from sbctl.cli.planning import PlanRequest, limits_of
     from sbctl.cli.workspace import Workspace
 
+    refuse_unsigned_alone(from_pack, unsigned=unsigned)
     workspace = Workspace(file)
     workspace.require_state()
+    if from_pack is not None:
+        from sbctl.cli.packing import open_for
+
+        workspace = open_for(workspace, from_pack, accept_unsigned=unsigned)
     request = PlanRequest(
         mode="rollback",
         allow_unreachable=allow_unreachable,

@@ -38,6 +38,13 @@ def test_yes_has_two_spellings(command: str) -> None:
         (("drift", "--no-refresh"), "drift goes by what the hosts say"),
         (("drift", "--replace", "engine.*"), "drift makes nothing anew"),
         (("destroy", "--replace", "engine.*"), "destroy makes nothing anew"),
+        (("plan", "--unsigned"), "--unsigned is about a pack"),
+        (("apply", "--unsigned"), "--unsigned is about a pack"),
+        (("rollback", "--unsigned"), "--unsigned is about a pack"),
+        (("pack",), "--out FILE"),
+        (("pack", "--out", "p", "--exclude", "engines"), "only weights can be left out"),
+        (("pack", "--out", "p", "--arch", "sparc"), "--arch is a list such as x86_64,aarch64"),
+        (("pack", "--out", "p", "--python", ","), "--python is a list such as 3.11,3.12"),
     ],
 )
 def test_a_shared_option_that_a_command_cannot_follow_is_refused_before_anything(

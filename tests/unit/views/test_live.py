@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -202,6 +203,34 @@ def test_one_line_for_each_running_step_at_any_width(width: int, expected: list[
     view.stop()
     assert [" ".join(line.split()) for line in shown] == [" ".join(line.split()) for line in expected]
     assert all(len(line) <= width for line in shown)
+
+
+def _sending(*shares: int) -> Iterator[tuple[Event, float]]:
+    """As many hosts as shares, each so many percent through the same weights."""
+    title, total = "send qwen2.5-0.5b-instruct:q4_k_m (468.6 MiB)", 468 * MIB
+    for number, share in enumerate(shares):
+        host = f"gpu-{number}"
+        address = Address("artifact", host, "qwen2.5-0.5b-instruct:q4_k_m")
+        yield HostStarted(host, 1, 1), 0.0
+        yield StepStarted(host, address, host, "artifact.import", title, 1, 1), 1.0
+        yield StepProgress(host, address, host, 0, total), 1.0
+        yield StepProgress(host, address, host, total * share // 100, total), 5.0
+
+
+def test_three_hosts_that_are_sent_to_at_once_stand_below_each_other() -> None:
+    view, _, clock = terminal(80)
+    feed(view, clock, BUSY[0], *sorted(_sending(3, 50, 100), key=lambda fed: fed[1]))
+    lines = view.picture().plain.splitlines()
+    view.stop()
+    assert [line[:5] for line in lines[:3]] == ["gpu-0", "gpu-1", "gpu-2"]
+    assert [line.index(" %") for line in lines[:3]] == [lines[0].index(" %")] * 3
+    assert all("send qwen2.5-0.5b-instruct" in line and len(line) <= 80 for line in lines[:3])
+
+
+def test_three_hosts_that_are_sent_to_at_once_say_in_a_log_which_is_which() -> None:
+    lines = plain(BUSY[0], *sorted(_sending(3, 50, 100), key=lambda fed: fed[1]))
+    told = [line for line in lines if " % " in line or " %," in line]
+    assert told == ["gpu-1: 50 %, 234.0 of 468.0 MiB (send qwen2.5-0.5b-instruct:q4_k_m (468.6 MiB))"]
 
 
 def test_elapsed_time_goes_on_between_events() -> None:
