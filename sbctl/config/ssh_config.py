@@ -18,9 +18,9 @@ from sbctl.base.limits import SSH_CONFIG_MAX_BYTES
 
 __all__ = ["SshConfig", "SshConfigAnswer", "SshHop", "parse_ssh_config", "read_ssh_config"]
 
-_LINE: Final = re.compile(r"[ \t]*([A-Za-z0-9]+)(?:[ \t]*=[ \t]*|[ \t]+)(.*?)[ \t]*\Z")
+_LINE: Final = re.compile(r"[ \t]*([A-Za-z0-9]+)(?:[ \t]*=[ \t]*|[ \t]+|\Z)(.*?)[ \t]*\Z")
 _WORD: Final = re.compile(r'[ \t]*(?:"([^"]*)"|([^ \t"]+))')
-_ADDRESS: Final = re.compile(r"[A-Za-z0-9._:-]{1,253}\Z")
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}\Z")
 _USER: Final = re.compile(r"[^\s\x00-\x1f\x7f@:-][^\s\x00-\x1f\x7f@:]{0,127}\Z")
 _TOKEN: Final = re.compile(r"%(.?)")
 _VALUES: Final = ("hostname", "user", "port", "identityfile", "proxyjump", "proxycommand")

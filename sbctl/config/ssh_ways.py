@@ -52,6 +52,7 @@ class SshWays:
     _ways: dict[str, _Way] = field(default_factory=dict)
     _paths: dict[str, tuple[Jump, ...]] = field(default_factory=dict)
     _files: dict[str, SshConfig] = field(default_factory=dict)
+    _circles: set[frozenset[str]] = field(default_factory=set)
 
     def direct(self, name: str, address: str, layers: Sequence[tuple[Path, SshModel]]) -> Connection:
         """How host `name` is logged in to, without pins and jumps. `layers`: where each stands and what it says, weakest first."""
@@ -115,8 +116,11 @@ class SshWays:
     ) -> tuple[Jump, ...]:
         """The jumps up to and with `name`; empty after a finding."""
         if name in seen:
-            circle = " → ".join((*seen[seen.index(name) :], name))
-            self.report.add("config.jump_cycle", f"the way leads in a circle: {circle}", span)
+            circle = seen[seen.index(name) :]
+            if frozenset(circle) not in self._circles:
+                self._circles.add(frozenset(circle))
+                shown = " → ".join((*circle, name))
+                self.report.add("config.jump_cycle", f"the way leads in a circle: {shown}", span)
             return ()
         if name in self._paths:
             return self._paths[name]

@@ -27,7 +27,7 @@ LAB_NUMBER = int(os.environ.get("SBCTL_LAB", "0"))
 ROOT = Path(f"/run/sbctl-lab-{LAB_NUMBER}")
 LOCK = Path(f"/run/sbctl-lab-{LAB_NUMBER}.lock")
 HOST_COUNT = 3
-SUDO_PASSWORD = "correct horse"  # noqa: S105 - of a host that lives for one test run
+SUDO_PASSWORD = "correct horse"
 WAIT_FOR_OTHER_RUN_S = 600
 COMMANDS = ("ip", "unshare", "nsenter", "setpriv", "ssh-keygen", "sshd", "mountpoint")
 
@@ -105,10 +105,12 @@ class Lab:
     def pristine(self, host: LabHost) -> None:
         """Remove whatever sbctl left on the host, programs included."""
         host.ssh(
-            "systemctl stop 'sbctl*.service' 2>/dev/null;"
+            "systemctl stop sbctl-runtime.socket sbctl-launcher.socket 'sbctl*.service' 2>/dev/null;"
             "pkill -KILL -f [/]opt/sbctl/;"
-            "rm -rf /etc/sbctl /var/lib/sbctl /var/cache/sbctl /opt/sbctl /etc/systemd/system/sbctl-runtime*"
-            " /home/ops/.config/sbctl-runtime /home/ops/.local /home/ops/.cache; systemctl daemon-reload; true"
+            "rm -rf /etc/sbctl /var/lib/sbctl /var/cache/sbctl /opt/sbctl /run/sbctl"
+            " /etc/systemd/system/sbctl-*.service /etc/systemd/system/sbctl-*.socket /etc/systemd/system/*.wants/sbctl-*.s*"
+            " /home/ops/.config/sbctl-runtime /home/ops/.local /home/ops/.cache; systemctl daemon-reload;"
+            " userdel sbctl-engine 2>/dev/null; userdel sbctl 2>/dev/null; true"
         )
 
 
