@@ -9,7 +9,8 @@ world.host().artifacts.clear()                   # behind our back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from sbctl.plan.build import PlanInputs, build_plan
 from sbctl.plan.model import Plan
 from sbctl.plan.selection import effective_desired
 from sbctl.provider import Progress
+from sbctl.trust.authority import Authority
 from sbctl.trust.envelope import sign_envelope
+from sbctl.trust.identity import Grant
 from sbctl.trust.keys import SigningKey
 from tests.simulators.fleet import FleetSimulator, SimSession
 from tests.simulators.memory_state import MemoryState
@@ -64,6 +67,7 @@ class SimServices:
     ) -> None:
         self.clock = clock
         self.secrets: dict[str, str] = {}
+        self.authority: Authority | None = None
         self._directory = directory
         self._key = key
         self._allocate = allocate
@@ -95,6 +99,20 @@ class SimServices:
     def secret(self, reference: str) -> Secret:
         return Secret(self.secrets[reference].encode())
 
+    def issue_identity(self, request: str, grant: Mapping[str, Any], **asked: Any) -> Mapping[str, str]:
+        assert self.authority is not None
+        granted = Grant.model_validate_json(json.dumps(dict(grant)))
+        issued = self.authority.issue(request, granted, now=self.clock.now(), **asked)
+        return {"certificate": issued.certificate, "identity": issued.identity}
+
+    def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
+        assert self.authority is not None
+        return {
+            "ca": self.authority.bundle(ca),
+            "authority_key": self.authority.verifying_key,
+            "revocations": self.authority.revocations()[0],
+        }
+
 
 class _TrustingSession(SimSession):
     """Pinned wheels and weights have digests that no small file has: what is put counts as what was asked for."""
@@ -120,6 +138,8 @@ class ProviderWorld:
         self.lineage = LINEAGE
         self.environ: dict[str, str] = {}
         self.config: CompiledConfig | None = None
+        self.authority: Authority | None = None
+        """What `fleet.identity` of the file names; looked at anew whenever it is planned."""
         self.events = Recorder()
 
     def host(self, name: str = "local") -> SimHost:
@@ -138,6 +158,9 @@ class ProviderWorld:
 
     def desired(self) -> tuple[Desired, ...]:
         assert self.config is not None
+        if self.config.identity is not None and self.authority is not None:
+            held = [one.record for address, one in self.state.resources.items() if address.kind == "certificate"]
+            self.config = replace(self.config, authority=self.authority.facts(record for record in held if record))
         return tuple(one for provider in PROVIDERS.values() for one in provider.desired(self.config))
 
     def inputs(self, **more: Any) -> PlanInputs:
@@ -173,6 +196,7 @@ class ProviderWorld:
         run = self.state.begin_run()
         self.events = Recorder()
         self.services = SimServices(self.directory / "operator", self.fleet.clock, self.key, run.allocate_revision)
+        self.services.authority = self.authority
         self.services.secrets = {f"env:{name}": value for name, value in self.environ.items()}
         return execute(
             plan,

@@ -7,7 +7,10 @@ put before they are used, bundles are verified and fenced by the real verifier, 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -19,9 +22,11 @@ from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedErro
 from sbctl.base.secret import Secret
 from sbctl.node import messages
 from sbctl.node.messages import PARAMS, Method, RuntimeConfig, WheelFile
+from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.node.snapshot import (
     ArtifactState,
     BundleState,
+    CertificateState,
     DeploymentState,
     EngineState,
     HostFacts,
@@ -33,6 +38,9 @@ from sbctl.node.snapshot import (
     RuntimeState,
 )
 from sbctl.provider import Progress
+from sbctl.runtime.identity_files import IdentityFiles, installed_state
+from sbctl.runtime.nodeops import certificate_ops
+from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.verifier import Fence, trust_digest, verify_bundle, verify_trust
 
@@ -120,6 +128,7 @@ class SimHost:
                 "engines": (*self.engines.values(), *self.path_engines),
                 "artifacts": tuple(self.artifacts.values()),
                 "bundle": self._bundle_state(),
+                "certificate": self._certificate_state(),
                 "deployments": tuple(self.deployments.values()) if self.running else (),
             }
         )
@@ -185,6 +194,9 @@ class SimHost:
             Method.HOST_UNMARK: self._unmark,
             Method.HOST_DRAIN: self._drain,
             Method.HOST_RESUME: self._resume,
+            Method.CERTIFICATE_REQUEST: self._certificate(certificate_ops.request_certificate),
+            Method.CERTIFICATE_INSTALL: self._certificate(certificate_ops.install_certificate),
+            Method.CERTIFICATE_REMOVE: self._certificate(certificate_ops.remove_certificate),
             Method.RUNTIME_INSTALL: self._install_runtime,
             Method.RUNTIME_ACTIVATE: self._activate,
             Method.RUNTIME_REMOVE: self._remove_runtime,
@@ -212,6 +224,29 @@ class SimHost:
         if not request.keep_weights:
             self.artifacts = {}
         return {}
+
+    def _certificate(self, operation: Callable[[NodeContext, Any], dict[str, Any]]) -> Callable[[Any, Progress], Any]:
+        """The node's own code, on the files of this host."""
+
+        def run(request: Any, _: Progress) -> Mapping[str, Any]:
+            self._require_lineage(request.lineage)
+            prefix = str(self.identity_paths.etc.parent)
+            return operation(
+                NodeContext(self.identity_paths, {PREFIX_VARIABLE: prefix}, os.getuid(), clock=self.clock), request
+            )
+
+        return run
+
+    @cached_property
+    def identity_paths(self) -> NodePaths:
+        """Where keys and certificates of this host are, as real files."""
+        self._directory = tempfile.TemporaryDirectory(prefix="sim-host-")
+        return node_paths(os.getuid(), {PREFIX_VARIABLE: self._directory.name})
+
+    def _certificate_state(self) -> CertificateState | None:
+        if "identity_paths" not in self.__dict__ or not IdentityFiles(self.identity_paths).exists():
+            return None
+        return CertificateState.model_validate_json(json.dumps(installed_state(self.identity_paths, self.clock.now())))
 
     def _drain(self, request: messages.HostDrain, _: Progress) -> Mapping[str, Any]:
         self.drained_by.add(request.by or "apply")
@@ -257,6 +292,8 @@ class SimHost:
 
     def _remove_runtime(self, request: messages.RuntimeRemove, _: Progress) -> Mapping[str, Any]:
         self._require_lineage(request.lineage)
+        if "identity_paths" in self.__dict__:
+            IdentityFiles(self.identity_paths).remove()
         self.current = self.config = self.trust = self.unit_sha256 = self.bundle = self.fence = None
         self.versions = []
         self.running = self.healthy = False
