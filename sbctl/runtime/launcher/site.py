@@ -56,13 +56,16 @@ def engine_socket(token: str, sockets: Path = ENGINE_SOCKETS) -> Path:
     return sockets / token / "engine.sock"
 
 
-def site_document(*, weights: Collection[Path], programs: Collection[Path], engines: Path) -> dict[str, Any]:
+def site_document(
+    *, weights: Collection[Path], programs: Collection[Path], engines: Path, away_s: float = AWAY_S
+) -> dict[str, Any]:
     """The file's content."""
     return {
         "schema_version": 1,
         "engines": str(engines),
         "weights": sorted(map(str, weights)),
         "programs": sorted(map(str, programs)),
+        "away_s": away_s,
     }
 
 

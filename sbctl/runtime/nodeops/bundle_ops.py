@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
-from sbctl.base.errors import HostError, error_from_wire
+from sbctl.base.errors import HostError, InputError, error_from_wire
+from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.engines.detect import find_llama_server
 from sbctl.node.messages import BundleApply, DeploymentAction
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
+from sbctl.runtime.nodeops.launcher_units import allow_programs
+from sbctl.trust.envelope import unverified_payload
+from sbctl.trust.verifier import parse_bundle
 
 __all__ = ["act_on_deployment", "apply_bundle", "clear_bundle"]
 
 _SILENCE_S: Final = 60.0
 """The runtime says something every few seconds while it works."""
 _LONG_S: Final = 900.0
+_SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of the runtime's unit."""
 
 
 def apply_bundle(context: NodeContext, params: BundleApply) -> dict[str, Any]:
-    """Raises what the runtime answers, UnreachableError `runtime.unreachable`, HostError `host.outcome_unknown` when it fell silent midway."""
+    """Raises what the runtime answers, UnreachableError `runtime.unreachable`, HostError `host.outcome_unknown` when it fell silent midway.
+
+    Where engines are started by the launcher, the programs of the user's that this bundle names are listed for it first; those that the
+    former bundle named stay listed until this one is accepted.
+    """
+    programs = _programs(params.envelope)
+    allow_programs(context.paths, programs, keep=True)
+    result = _apply(context, params)
+    allow_programs(context.paths, programs, keep=False)
+    return result
+
+
+def _programs(envelope: str) -> frozenset[Path]:
+    """The engine programs that a bundle names or finds on PATH; what is wrong with the bundle is for the runtime to say."""
+    try:
+        _type, payload, _keyids = unverified_payload(envelope, max_bytes=BUNDLE_MAX_BYTES)
+        members = parse_bundle(payload).content.deployments.values()
+    except InputError:
+        return frozenset()
+    policies = [member.engine for member in members if member.engine.launch == "binary"]
+    found = (Path(policy.path) if policy.path else find_llama_server(_SEARCH_PATH) for policy in policies)
+    return frozenset(program for program in found if program is not None)
+
+
+def _apply(context: NodeContext, params: BundleApply) -> dict[str, Any]:
     client = ControlClient(context.paths.control_socket)
     context.cancellation.subscribe(client.abandon)
     for line in client.apply_bundle(params.envelope, params.expected_revision, silence_s=_SILENCE_S):

@@ -20,7 +20,16 @@ from sbctl.base.errors import HostError, InputError
 from sbctl.base.resources import data_path
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
-from sbctl.runtime.launcher.site import RUN_DIRECTORY, SITE_FILE, SOCKET_PATH, UNIT_GLOB, read_site, site_document
+from sbctl.runtime.launcher.site import (
+    AWAY_S,
+    RUN_DIRECTORY,
+    SITE_FILE,
+    SOCKET_PATH,
+    UNIT_GLOB,
+    Site,
+    read_site,
+    site_document,
+)
 from sbctl.runtime.nodeops.programs import Finished, run_program
 from sbctl.runtime.nodeops.units import unit_value
 from sbctl.runtime.nodeops.users import RUNTIME_USER
@@ -30,6 +39,7 @@ __all__ = [
     "LAUNCHER_SOCKET",
     "allow_programs",
     "install_launcher",
+    "launcher_files",
     "remove_launcher",
     "stop_engines",
 ]
@@ -62,13 +72,25 @@ def render_launcher(version_directory: Path) -> dict[str, bytes]:
     return {name: environment.get_template(f"{name}.j2").render(values).encode("ascii") for name in names}
 
 
+def launcher_files(paths: NodePaths) -> tuple[Path, ...]:
+    """What `install_launcher` writes, there or not."""
+    return (_UNITS / LAUNCHER_SOCKET, _UNITS / LAUNCHER_SERVICE, paths.etc / SITE_FILE)
+
+
 def install_launcher(paths: NodePaths, version_directory: Path, config: RuntimeConfig) -> bool:
     """Make the launcher of this version listen; True when something had to change. Engines that run are not touched.
 
     Call after `ensure_users`, before the runtime starts. Raises HostError `runtime.unit_invalid`, `host.systemctl_failed`, SbctlError `disk.*`.
     """
     cache = Path(config.cache_directory) if config.cache_directory else paths.models
-    wanted = canonical_json(site_document(weights=[cache], programs=_listed_programs(paths), engines=paths.engines))
+    known = _known_site(paths)
+    document = site_document(
+        weights=[cache],
+        programs=() if known is None else known.programs,
+        engines=paths.engines,
+        away_s=AWAY_S if known is None else known.away_s,
+    )
+    wanted = canonical_json(document)
     changed = _write_when_other(paths.etc / SITE_FILE, wanted)
     units = render_launcher(version_directory)
     changed_units = [name for name, text in units.items() if _installed(name) != text]
@@ -86,14 +108,18 @@ def install_launcher(paths: NodePaths, version_directory: Path, config: RuntimeC
     return changed or bool(changed_units) or not listening
 
 
-def allow_programs(paths: NodePaths, programs: Collection[Path]) -> None:
-    """List these engine programs of the user's, and no others, for the launcher. Nothing where no launcher is installed."""
+def allow_programs(paths: NodePaths, programs: Collection[Path], *, keep: bool) -> None:
+    """List these engine programs of the user's for the launcher, with those that are listed already (`keep`) or instead of them.
+
+    Nothing where no launcher is installed. Raises InputError `launcher.site_*`, SbctlError `disk.*`.
+    """
     site = paths.etc / SITE_FILE
     if not site.is_file():
         return
     known = read_site(site)
-    wanted = site_document(weights=known.weights, programs=programs, engines=known.engines)
-    _write_when_other(site, canonical_json(wanted))
+    wanted = {*programs, *known.programs} if keep else programs
+    document = site_document(weights=known.weights, programs=wanted, engines=known.engines, away_s=known.away_s)
+    _write_when_other(site, canonical_json(document))
 
 
 def stop_engines() -> None:
@@ -129,12 +155,12 @@ def remove_launcher(paths: NodePaths) -> None:
         fs.remove_tree(RUN_DIRECTORY)
 
 
-def _listed_programs(paths: NodePaths) -> Collection[Path]:
-    """What is listed already stays listed until the next bundle says otherwise; a damaged list is made anew."""
+def _known_site(paths: NodePaths) -> Site | None:
+    """Programs that are listed stay listed until the next bundle says otherwise; a damaged list is made anew."""
     try:
-        return read_site(paths.etc / SITE_FILE).programs
+        return read_site(paths.etc / SITE_FILE)
     except InputError:
-        return ()
+        return None
 
 
 def _write_when_other(path: Path, data: bytes) -> bool:
