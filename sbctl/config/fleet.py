@@ -16,7 +16,6 @@ from sbctl.base.field_types import (
     Block,
     FilePath,
     HexDigest,
-    HostAddress,
     Id,
     Items,
     LabelKey,
@@ -177,8 +176,8 @@ class HostModel(OverlayModel):
         default=None,
         description="Its pinned SSH key: SHA256:… or a public key line; a list for a range of hosts. Unset: as sb.hosts.lock has it.",
     )
-    data_address: HostAddress | None = Field(
-        default=None, description="How clients and peers reach it. Unset: address."
+    data_address: AddressRange | None = Field(
+        default=None, description="How clients and peers reach it; ranges as in the name. Unset: address."
     )
 
 

@@ -12,6 +12,7 @@ from sbctl.artifacts.model import Delivery
 from sbctl.base.connection import Connection
 from sbctl.base.errors import SourceSpan
 from sbctl.base.ids import RESERVED_SCOPES, is_id
+from sbctl.base.patterns import number_ranges
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
 from sbctl.config.fleet import FleetModel, HostModel, OverlayModel
@@ -63,16 +64,21 @@ def expand_ranges(pattern: str) -> list[str]:
 
 
 def _numbers(text: str) -> Iterator[str]:
-    for piece in text.split(","):
-        first, dash, last = piece.partition("-")
-        if not first or len(piece) > 13 or (dash and not last) or not (first + last).isdigit():
-            raise ValueError("a range is written [1-4] or [1,3,5]")
-        end = int(last or first)
-        if end < int(first) or end - int(first) >= _MAX_HOSTS:
+    for first, last, width in number_ranges(text):
+        if last - first >= _MAX_HOSTS:
             raise ValueError(f"a range counts upwards, over at most {_MAX_HOSTS} numbers")
-        width = len(first) if first.startswith("0") else 0
-        for number in range(int(first), end + 1):
+        for number in range(first, last + 1):
             yield str(number).zfill(width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One host of those that an entry stands for."""
+
+    name: str
+    address: str
+    data_address: str
+    pins: tuple[str, ...]
 
 
 def host_settings(
@@ -88,17 +94,19 @@ def host_settings(
         path: Path = ("fleet", "hosts", pattern)
         span = document.key_span(path)
         layers = _ssh_layers(fleet, pattern, host)
-        for name, address, key in _members(report, document, path, pattern, host):
+        for member in _members(report, document, path, pattern, host):
+            name = member.name
             if not _name_is_free(report, name, span, seen):
                 continue
-            connection = ways.direct(name, address, layers)
+            connection = ways.direct(name, member.address, layers)
             if connection.kind == "ssh":
-                connection = replace(connection, host_keys=book.pins(name, path, (key,) if key else ()))
+                connection = replace(connection, host_keys=book.pins(name, path, member.pins))
                 ways.pinned(name, connection)
-            settings = _settings(
-                name, connection, fleet, (pattern, host), data_address=host.data_address or address, span=span
-            )
+            settings = _settings(name, connection, fleet, (pattern, host), data_address=member.data_address, span=span)
             found.append((path, settings))
+        if len(found) > _MAX_HOSTS:
+            report.add("config.too_many_hosts", f"a fleet has at most {_MAX_HOSTS} hosts", span)
+            break
     whole = [
         (path, replace(settings, connection=ways.whole(settings.name, settings.connection))) for path, settings in found
     ]
@@ -136,25 +144,32 @@ def _name_is_free(report: Report, name: str, span: SourceSpan | None, seen: dict
     return True
 
 
-def _members(
-    report: Report, document: Document, path: Path, pattern: str, host: HostModel
-) -> list[tuple[str, str, str]]:
-    """Name, address and host key of each host that one entry stands for."""
+def _members(report: Report, document: Document, path: Path, pattern: str, host: HostModel) -> list[_Member]:
+    """The hosts that one entry stands for. A list of keys is one for each host of a range, and all of them for a single host."""
     span = document.key_span(path)
     try:
         names = expand_ranges(pattern)
-        addresses = [host.address] if ":" in host.address else expand_ranges(host.address)
+        addresses = _addresses(host.address)
+        reached = _addresses(host.data_address) if host.data_address else addresses
     except ValueError as error:
         report.add("config.bad_range", str(error), span)
         return []
-    keys = [host.host_key] if isinstance(host.host_key, str) else list(host.host_key or [""])
-    if len(addresses) != len(names) or len(keys) not in (1, len(names)):
-        what = f"{len(names)} names, {len(addresses)} addresses and {len(keys)} host keys"
+    keys = (host.host_key,) if isinstance(host.host_key, str) else tuple(host.host_key or ())
+    pins = [keys] if len(names) == 1 or len(keys) < 2 else [(key,) for key in keys]
+    if len(addresses) != len(names) or len(reached) not in (1, len(names)) or len(pins) not in (1, len(names)):
+        counts = f"{len(names)} names, {len(addresses)} addresses" + (
+            f", {len(reached)} data addresses" if host.data_address else ""
+        )
+        what = f"{counts} and {len(keys)} host keys"
         report.add("config.bad_range", f"the entry stands for {what}; there must be as many of each", span)
         return []
-    if len(keys) < len(names):
-        keys = keys * len(names)
-    return list(zip(names, addresses, keys, strict=True))
+    size = len(names)
+    columns = (names, addresses, reached * (size // len(reached)), pins * (size // len(pins)))
+    return [_Member(*row) for row in zip(*columns, strict=True)]
+
+
+def _addresses(text: str) -> list[str]:
+    return [text] if ":" in text else expand_ranges(text)
 
 
 def _layers(fleet: FleetModel, host: HostModel | None) -> list[OverlayModel]:

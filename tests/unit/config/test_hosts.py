@@ -122,7 +122,16 @@ def host(fields: str, name: str = "a") -> str:
         (host("address: 10.0.0.1"), "config.missing_host_key", "no pinned host key"),
         (host("address: 10.0.0.1, host_key: abc"), "config.bad_value", "a host key"),
         (host(f"address: '10.0.0.[1-2]', host_key: '{KEY}'"), "config.bad_range", "as many of each"),
-        (host(f"address: 10.0.0.1, host_key: ['{KEY}', '{KEY}']"), "config.bad_range", "as many of each"),
+        (
+            host(f"address: '10.0.0.[1-3]', host_key: ['{KEY}', '{KEY}']", "a[1-3]"),
+            "config.bad_range",
+            "as many of each",
+        ),
+        (
+            host(f"address: '10.0.0.[1-3]', data_address: 'd[1-2]', host_key: '{KEY}'", "a[1-3]"),
+            "config.bad_range",
+            "2 data addresses",
+        ),
         (host(f"address: '10.0.0.[1-]', host_key: '{KEY}'"), "config.bad_range", "a range is written"),
         (host(f"address: '10.0.0.[1-2]', host_key: '{KEY}'", "a[2-1]"), "config.bad_range", "counts upwards"),
         (host("address: 'a b'"), "config.bad_value", "a host name or an IP address"),
@@ -163,3 +172,21 @@ fleet:
 def test_ipv6_addresses_are_no_ranges(load_text: Load, minimal: str) -> None:
     fleet = host(f"address: 'fe80::1', host_key: '{KEY}'")
     assert load_text(fleet + minimal).hosts["a"].connection.address == "fe80::1"
+
+
+def test_a_single_host_may_prove_itself_with_any_key_of_a_list(load_text: Load, minimal: str) -> None:
+    other = "SHA256:" + "b" * 43
+    config = load_text(host(f"address: 10.0.0.1, host_key: ['{KEY}', '{other}']") + minimal)
+    assert config.hosts["a"].connection.host_keys == (KEY, other)
+
+
+def test_data_addresses_have_ranges_too(load_text: Load, minimal: str) -> None:
+    fields = f"address: '10.0.0.[1-2]', data_address: 'gpu-[1-2].example', host_key: '{KEY}'"
+    hosts = load_text(host(fields, "n[1-2]") + minimal).hosts
+    assert [each.data_address for each in hosts.values()] == ["gpu-1.example", "gpu-2.example"]
+
+
+def test_a_fleet_has_an_end(findings_of: Findings, minimal: str) -> None:
+    entries = "".join(f"    'r{n}-[1-5000]': {{address: 'r{n}.[1-5000]', host_key: '{KEY}'}}\n" for n in range(3))
+    found = findings_of("fleet:\n  hosts:\n" + entries + minimal)
+    assert [each.code for each in found] == ["config.too_many_hosts"]
