@@ -1,0 +1,177 @@
+"""A runtime is upgraded under load on a real host: no request is lost; a broken one is taken back; who dies midway leaves a host that heals."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.base.errors import HostError, SbctlError
+from sbctl.remote.session import HostSession, open_session
+from tests.lab.fixture import Lab, LabHost
+from tests.lab.runtime_host import LINEAGE, activation, await_healthy, call, install
+from tests.simulators.other_wheel import BROKEN_SERVE, other_wheel
+
+pytestmark = pytest.mark.lab
+
+NEXT, AFTER_NEXT, BROKEN = "0.1.90", "0.1.91", "0.1.92"
+OPEN = {"http_bind_address": "0.0.0.0"}
+PORT = 8080
+ANSWER_S = 60.0
+
+
+class Load:
+    """Callers that never pause: some keep their connection, some take a new one for every request."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stop = threading.Event()
+        self.answered = 0
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=self._call, args=(number % 2 == 0,)) for number in range(6)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, keep: bool) -> None:
+        connection = http.client.HTTPConnection(self._address, PORT, timeout=ANSWER_S)
+        while not self._stop.wait(0.01):
+            try:
+                connection.request("GET", "/livez")
+                response = connection.getresponse()
+                response.read()
+                if response.status != 200:
+                    self.failures.append(f"status {response.status}")
+                self.answered += 1
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(repr(error))
+                connection.close()
+            if not keep:
+                connection.close()
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def host(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabHost]:
+    """This version and three others are installed, the last of which does not serve."""
+    chosen = lab.hosts[-1]
+    lab.pristine(chosen)
+    directory: Path = tmp_path_factory.mktemp("operator")
+    session = open_session("h", chosen.connection(), clock=SYSTEM_CLOCK)
+    for own in (other_wheel(BROKEN, BROKEN_SERVE), other_wheel(AFTER_NEXT), other_wheel(NEXT), None):
+        install(session, directory, own=own)
+    session.close()
+    yield chosen
+    lab.pristine(chosen)
+
+
+@pytest.fixture
+def session(host: LabHost) -> Iterator[HostSession]:
+    opened = open_session("h", host.connection(), clock=SYSTEM_CLOCK)
+    yield opened
+    opened.close()
+
+
+def reinstall(session: HostSession, directory: Path, *versions: str) -> None:
+    """Those that an activation of others has pruned."""
+    there = session.snapshot(60.0).runtime.installed_versions
+    for version in versions:
+        if version not in there:
+            install(session, directory, own=other_wheel(version, BROKEN_SERVE if version == BROKEN else None))
+
+
+def test_three_upgrades_in_a_row_lose_no_request(session: HostSession, host: LabHost, tmp_path: Path) -> None:
+    call(session, "runtime.activate", activation(**OPEN))
+    with Load(host.address) as load:
+        for version in (NEXT, AFTER_NEXT, NEXT):
+            reinstall(session, tmp_path, version)
+            call(session, "runtime.activate", activation(version, **OPEN))
+            await_healthy(session, version)
+    assert load.failures == []
+    assert load.answered > 100
+    state = session.snapshot(60.0).runtime
+    assert state.installed_versions == (NEXT, AFTER_NEXT)
+
+
+def test_a_broken_upgrade_is_taken_back_and_no_request_is_lost(
+    session: HostSession, host: LabHost, tmp_path: Path
+) -> None:
+    reinstall(session, tmp_path, NEXT, BROKEN)
+    call(session, "runtime.activate", activation(NEXT, **OPEN))
+    before = host.ssh("cat /etc/sbctl/runtime.json /etc/systemd/system/sbctl-runtime.*")
+    reinstall(session, tmp_path, BROKEN)
+    with Load(host.address) as load, pytest.raises(HostError) as caught:
+        call(session, "runtime.activate", activation(BROKEN, **OPEN, max_parallel_prepares=7))
+    assert (caught.value.code, int(caught.value.exit_code)) == ("runtime.rolled_back", 1)
+    assert "broken on purpose" in caught.value.message
+    assert load.failures == []
+    await_healthy(session, NEXT)
+    assert host.ssh("cat /etc/sbctl/runtime.json /etc/systemd/system/sbctl-runtime.*") == before
+    assert host.ssh("ls /etc/sbctl").split() == [
+        "activation.lock",
+        "marker.json",
+        "marker.lock",
+        "runtime.json",
+        "secrets",
+        "trust.json",
+    ]
+
+
+@pytest.mark.parametrize("death", ["the node process is killed", "the link is cut", "power is lost"])
+def test_E12_who_dies_in_a_broken_upgrade_leaves_a_host_that_heals_itself(
+    session: HostSession, host: LabHost, lab: Lab, tmp_path: Path, death: str
+) -> None:
+    reinstall(session, tmp_path, NEXT)
+    call(session, "runtime.activate", activation(NEXT, **OPEN))
+    reinstall(session, tmp_path, BROKEN)
+    failed: list[SbctlError] = []
+
+    def upgrade() -> None:
+        try:
+            call(session, "runtime.activate", activation(BROKEN, **OPEN))
+        except SbctlError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=upgrade)
+    thread.start()
+    host.ssh("while ! test -e /etc/sbctl/activation/switched; do sleep 0.01; done")
+    if death == "power is lost":
+        lab.kill(host)
+        lab.start(host)
+    elif death == "the link is cut":
+        host.ssh("pkill -KILL -f '[s]shd: root@notty' || true", check=False)
+    else:
+        host.ssh("pkill -KILL -f '[n]ode --stdio'")
+    thread.join()
+    assert len(failed) == 1
+    session.close()
+    again = open_session("h", host.connection(), clock=SYSTEM_CLOCK)
+    try:
+        await_healthy(again, NEXT)
+        call(again, "runtime.activate", activation(NEXT, **OPEN))
+        assert again.snapshot(60.0).runtime.version_running == NEXT
+    finally:
+        again.close()
+
+
+def test_removal_under_load_leaves_nothing(session: HostSession, host: LabHost) -> None:
+    with Load(host.address):
+        call(session, "runtime.remove", {"lineage": LINEAGE})
+        call(session, "host.unmark", {"lineage": LINEAGE})
+    assert (
+        host.ssh("ls -d /etc/sbctl /opt/sbctl /var/lib/sbctl /etc/systemd/system/sbctl-*.s* 2>/dev/null", check=False)
+        == ""
+    )
+    assert host.ssh("systemctl list-units --all --no-legend 'sbctl-*.s*'").strip() == ""

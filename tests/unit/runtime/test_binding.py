@@ -1,0 +1,86 @@
+"""Ports of the runtime: taken from the service manager, bound, or refused with the name of who has them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from sbctl.base.errors import HostError
+from sbctl.node.messages import RuntimeConfig
+from sbctl.runtime.binding import HandedOver, bind_tcp, refuse_taken_ports
+
+FIRST_FD = 200
+
+
+@pytest.fixture
+def handed_over() -> Iterator[list[tuple[str, int]]]:
+    """Two listening sockets, of IPv4 and of IPv6, at the descriptors where a service manager puts them."""
+    addresses = []
+    for number, address in enumerate(("127.0.0.1", "::1")):
+        sock = bind_tcp(address, 0)
+        sock.listen()
+        addresses.append((address, int(sock.getsockname()[1])))
+        os.dup2(sock.fileno(), FIRST_FD + number, inheritable=True)
+        sock.close()
+    yield addresses
+    for number in range(2):
+        try:
+            os.close(FIRST_FD + number)
+        except OSError:
+            continue
+
+
+def environ(**changes: str) -> dict[str, str]:
+    return {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b", "PATH": "/bin", **changes}
+
+
+def test_each_socket_is_found_by_its_address_once_and_goes_to_no_child(handed_over: list[tuple[str, int]]) -> None:
+    given = environ()
+    ours = HandedOver.from_environ(given, first_fd=FIRST_FD)
+    assert given == {"PATH": "/bin"}
+    (_, four), (_, six) = handed_over
+    assert ours.take("127.0.0.1", six) is None
+    found = ours.take("0:0:0:0:0:0:0:1", six)
+    assert found is not None
+    assert not os.get_inheritable(found.fileno())
+    found.close()
+    assert ours.take("::1", six) is None
+    ours.close()
+    assert ours.take("127.0.0.1", four) is None
+    bind_tcp("127.0.0.1", four).close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"LISTEN_PID": "1"}, {"LISTEN_FDS": "0"}, {"LISTEN_FDS": "x"}, {"LISTEN_FDS": "-1"}, {"LISTEN_PID": ""}],
+)
+def test_what_is_meant_for_another_process_is_not_taken(
+    handed_over: list[tuple[str, int]], changes: dict[str, str]
+) -> None:
+    ours = HandedOver.from_environ(environ(**changes), first_fd=FIRST_FD)
+    assert ours.take(*handed_over[0]) is None
+
+
+def test_a_taken_port_names_who_has_it() -> None:
+    with bind_tcp("127.0.0.1", 0) as other:
+        other.listen()
+        port = int(other.getsockname()[1])
+        config = RuntimeConfig(lineage="L", host="h", http_bind_port=port)
+        with pytest.raises(HostError) as caught:
+            refuse_taken_ports(config, ())
+        assert caught.value.code == "runtime.port_in_use"
+        assert f"(pid {os.getpid()}) listens there" in caught.value.message
+        refuse_taken_ports(config, [f"http://127.0.0.1:{port}"])
+    refuse_taken_ports(config, ())
+
+
+def test_a_handed_over_socket_that_is_no_ip_socket_is_left_alone() -> None:
+    left, right = socket.socketpair()
+    ours = HandedOver([left])
+    assert ours.take("127.0.0.1", 80) is None
+    ours.close()
+    assert right.recv(1) == b""
+    right.close()
