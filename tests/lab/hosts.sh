@@ -142,6 +142,8 @@ become_host() { # number
   pivot_root . .machine
   umount -l /.machine
   rmdir /.machine
+  # As a container manager leaves it: what systemd mounts for a service (credentials) must reach the service.
+  mount --make-rshared /
   exec setpriv --bounding-set=-sys_time,-sys_module,-sys_rawio,-sys_boot --inh-caps=-all \
     env -i container=sbctl-lab HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     /lib/systemd/systemd --system --unit=sbctl-lab.target --show-status=no
