@@ -20,6 +20,7 @@ from sbctl.base.secret import Secret
 from sbctl.cli.authority import IdentitySigner, settle_rollover
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
 from sbctl.cli.last_seen import remember_seen
+from sbctl.cli.lost_hosts import clear_returned
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
 from sbctl.cli.relaying import Relays
 from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
@@ -110,6 +111,7 @@ def apply(
                 next_step="run it on a terminal and answer yes, or pass --yes",
             )
         signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
+        clear_returned(workspace, found.returned, found.observation.sessions)
         final = found if workspace.state is not None else _on_new_state(workspace, found)
         return final.plan, _carry_out(workspace, request, final, signer, sink)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping
 
 from sbctl.base.errors import RefusedError
-from sbctl.base.ids import Address
+from sbctl.base.limits import NODE_CALL_DEADLINE_S, SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Desired
 from sbctl.cli.workspace import Workspace
+from sbctl.node.lease import LeaseClaim
+from sbctl.node.messages import Method
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import PlanMode
+from sbctl.remote.session import HostSession
+from sbctl.remote.transport import no_progress
 from sbctl.state.model import Tombstone
+from sbctl.state.operator import who
+from sbctl.views.console import note
 
-__all__ = ["refuse_lost", "refuse_lost_machines", "reinstalled", "without_lost"]
+__all__ = ["bare", "clear_returned", "refuse_lost", "refuse_lost_machines", "returned_hosts", "without_lost"]
 
 
 def _lost(workspace: Workspace) -> Mapping[str, Tombstone]:
@@ -53,23 +60,44 @@ def refuse_lost_machines(workspace: Workspace, snapshots: Mapping[str, NodeSnaps
             )
 
 
-def reinstalled(
+def returned_hosts(
     workspace: Workspace, desired: Iterable[Desired], snapshots: Mapping[str, NodeSnapshot]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Addresses to make anew, and why: hosts that come back with a runtime of the time before they were given up."""
+) -> dict[str, str]:
+    """Hosts that were taken in again and still carry what ran there before they were given up, with what the plan says of each."""
     state = workspace.state
     if state is None:
-        return (), ()
-    wanted = {one.address for one in desired}
-    replaces, notes = [], []
+        return {}
+    wanted = {one.host for one in desired}
+    recorded = {one.host for one in state.resources.values()}
+    found: dict[str, str] = {}
     for host, tombstone in sorted(state.tombstones.items()):
-        runtime, snapshot = Address("runtime", host), snapshots.get(host)
-        if not tombstone.readmitted or snapshot is None or runtime not in wanted or runtime in state.resources:
+        snapshot = snapshots.get(host)
+        if not tombstone.readmitted or snapshot is None or host not in wanted or host in recorded:
             continue
-        if snapshot.runtime.installed_versions:
-            replaces.append(str(runtime))
-            notes.append(
-                f"host {host} was given up as lost in serial {tombstone.serial} and comes back: its runtime is installed anew, "
-                "without what it was told before"
+        marker = snapshot.marker
+        if marker is not None and (marker.lineage, marker.host) == (workspace.lineage, host):
+            found[host] = (
+                f"host {host} was given up as lost in serial {tombstone.serial} and comes back: apply first removes everything of ours "
+                "that is left there, then installs it anew"
             )
-    return tuple(replaces), tuple(notes)
+    return found
+
+
+def bare(snapshot: NodeSnapshot) -> NodeSnapshot:
+    """The host as it will be once everything of ours is removed from it."""
+    return NodeSnapshot(bootstrapped=False, host=snapshot.host, paths=snapshot.paths, disk=snapshot.disk)
+
+
+def clear_returned(workspace: Workspace, hosts: Iterable[str], sessions: Mapping[str, HostSession]) -> None:
+    """Remove everything of ours from hosts that come back. Raises LockedError `host.leased`, UnreachableError, HostError."""
+    owner = who(workspace.environ)
+    for host in hosts:
+        session = sessions[host]
+        claim = LeaseClaim(owner, "removing what was left when it was given up", workspace.lineage, uuid.uuid4().hex)
+        session.take_lease(claim, wait_s=0.0, deadline_s=SNAPSHOT_DEADLINE_S, cancelled=lambda: False)
+        note(f"{host}: removing what was left there when it was given up")
+        steps: list[tuple[Method, dict[str, object]]] = [(Method.HOST_UNMARK, {"lineage": workspace.lineage})]
+        if session.snapshot(SNAPSHOT_DEADLINE_S).runtime.installed_versions:
+            steps.insert(0, (Method.RUNTIME_REMOVE, {"lineage": workspace.lineage}))
+        for method, params in steps:
+            session.call(method, params, secrets={}, deadline_s=NODE_CALL_DEADLINE_S, progress=no_progress)

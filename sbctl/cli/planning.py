@@ -16,7 +16,7 @@ from sbctl.base.errors import SbctlError
 from sbctl.base.truths import Desired
 from sbctl.base.update_policy import UpdatePolicy
 from sbctl.cli.last_seen import last_seen, seen_words
-from sbctl.cli.lost_hosts import refuse_lost, refuse_lost_machines, reinstalled, without_lost
+from sbctl.cli.lost_hosts import bare, refuse_lost, refuse_lost_machines, returned_hosts, without_lost
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.plan.build import build_plan
@@ -50,6 +50,8 @@ class Planned:
     inputs: PlanInputs
     observation: FleetObservation
     config: CompiledConfig | None = field(default=None)
+    returned: tuple[str, ...] = ()
+    """Hosts that were given up as lost and come back: planned as bare, which an apply makes them first."""
 
     def rebuilt(self, inputs: PlanInputs) -> Planned:
         """The same observations compared again, with `inputs` made from those of this plan."""
@@ -136,13 +138,16 @@ def planned(
         secrets=workspace.login_secrets.prepared(hosts.values() if request.refresh else ()),
     ) as observation:
         refuse_lost_machines(workspace, observation.snapshots)
-        renewed, why_renewed = reinstalled(workspace, desired, observation.snapshots)
+        returned = returned_hosts(workspace, desired, observation.snapshots)
         seen = last_seen(workspace) if observation.unreachable else {}
         inputs = PlanInputs(
             mode=request.mode,
             desired=desired,
             recorded=dict(state.resources) if state is not None else {},
-            snapshots=dict(observation.snapshots),
+            snapshots={
+                host: bare(snapshot) if host in returned else snapshot
+                for host, snapshot in observation.snapshots.items()
+            },
             unreachable={
                 host: _why(error, seen_words(seen.get(host))) for host, error in observation.unreachable.items()
             },
@@ -154,19 +159,19 @@ def planned(
             now=workspace.clock.now(),
             targets=request.targets,
             excludes=request.excludes,
-            replaces=tuple(dict.fromkeys((*request.replaces, *renewed))),
+            replaces=request.replaces,
             allow_unreachable=request.allow_unreachable,
             header=_header(workspace, config, observation),
             refresh=request.refresh,
             update=update_of(workspace, request.mode),
-            **_protection(workspace, request.mode, config, why_renewed),
+            **_protection(workspace, request.mode, config, tuple(returned.values())),
         )
         plan = build_plan(inputs, PROVIDERS)
         if workspace.pack is not None:
             from sbctl.cli.packing import require_packed
 
             require_packed(workspace.pack, workspace.file, plan, observation.snapshots)
-        yield Planned(plan, inputs, observation, config)
+        yield Planned(plan, inputs, observation, config, tuple(returned))
 
 
 def update_of(workspace: Workspace, mode: PlanMode) -> UpdatePolicy | None:
