@@ -1,0 +1,258 @@
+"""Engines on a host of the lab: units of their own, started by root's launcher, that outlive the runtime but not for long."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.clock import SYSTEM_CLOCK, rfc3339
+from sbctl.base.digests import canonical_json, sha256_bytes
+from sbctl.remote.session import HostSession, open_session
+from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, BundlePayload, EnginePolicy, content_digest
+from sbctl.trust.envelope import sign_envelope
+from tests.lab.fixture import Lab, LabHost
+from tests.lab.runtime_host import DEADLINE_S, KEY, LINEAGE, activation, call, install, no_progress
+from tests.simulators.runtime_world import FAKE, content, member, weights
+
+pytestmark = pytest.mark.lab
+
+HOME = "/opt/sbctl/engines/llama_cpp/9.9.9"
+PROGRAM = "/usr/local/bin/llama-server"
+WAIT_S = 60.0
+
+
+class Host:
+    """A lab host with a runtime that serves the deployment `chat` by a stand-in for the engine."""
+
+    def __init__(self, host: LabHost, session: HostSession, facts: ArtifactFacts) -> None:
+        self.host = host
+        self.session = session
+        self.facts = facts
+        self.revision = 0
+
+    def write(self, path: str, data: bytes, mode: str = "644") -> None:
+        text = base64.b64encode(data).decode()
+        self.host.ssh(f"mkdir -p $(dirname {path}); echo {text} | base64 -d > {path}; chmod {mode} {path}")
+
+    def apply(self, *, policy: EnginePolicy, **changes: Any) -> None:
+        desired = content({"chat": member(self.facts, "", engine=policy, **changes)})
+        expected, self.revision = self.revision or None, self.revision + 1
+        payload = BundlePayload(
+            lineage=LINEAGE,
+            scope="h",
+            key_epoch=0,
+            revision=self.revision,
+            issued_at=rfc3339(SYSTEM_CLOCK.now()),
+            content=desired,
+            content_digest=content_digest(desired),
+        )
+        envelope = sign_envelope(BUNDLE_PAYLOAD_TYPE, canonical_json(payload.model_dump(mode="json")), KEY, "ops")
+        call(self.session, "bundle.apply", {"envelope": envelope, "expected_revision": expected})
+
+    def engine_pid(self) -> int | None:
+        """Of the only replica, as the runtime reports it."""
+        for row in self.session.snapshot(DEADLINE_S).deployments:
+            for replica in row.replicas:
+                if replica.state == "ready":
+                    return replica.pid
+        return None
+
+    def await_engine(self) -> int:
+        end_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
+        while (pid := self.engine_pid()) is None:
+            assert SYSTEM_CLOCK.monotonic_s() < end_s, self.host.ssh("journalctl -n 60 --no-pager", check=False)
+            SYSTEM_CLOCK.sleep_s(0.2)
+        return pid
+
+    def units(self) -> list[str]:
+        listed = self.host.ssh("systemctl list-units --all --plain --no-legend 'sbctl-engine-*'", check=False)
+        return [line.split()[0] for line in listed.splitlines() if line.strip()]
+
+    def complete(self) -> str:
+        body = json.dumps({"model": "chat-model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
+        asked = f"curl -s -m 30 -H 'Content-Type: application/json' -d {json.dumps(body)} http://127.0.0.1:8080/v1/chat/completions"
+        answer: dict[str, Any] = json.loads(self.host.ssh(asked))
+        return str(answer["choices"][0]["message"]["content"])
+
+    def until_no_unit(self) -> None:
+        end_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
+        while self.units():
+            assert SYSTEM_CLOCK.monotonic_s() < end_s, self.host.ssh("journalctl -n 60 --no-pager", check=False)
+            SYSTEM_CLOCK.sleep_s(0.2)
+
+
+WHEEL = EnginePolicy(engine="llama_cpp", launch="wheel", version="9.9.9")
+
+
+@pytest.fixture(scope="module")
+def host(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    chosen = lab.hosts[1]
+    lab.pristine(chosen)
+    folder = tmp_path_factory.mktemp("operator")
+    session = open_session("h", chosen.connection(), clock=SYSTEM_CLOCK)
+    install(session, folder)
+    made = Host(chosen, session, weights(folder))
+    record = {"schema_version": 1, "engine": "llama_cpp", "launch": "wheel", "version": "9.9.9", "wheel": "x.whl",
+              "sha256": "a" * 64, "launcher_sha256": "b" * 64, "python": "python3"}  # fmt: skip
+    made.write(f"{HOME}/llama_wheel_launcher.py", FAKE.read_bytes())
+    made.write(f"{HOME}/engine.json", json.dumps(record).encode())
+    made.write(PROGRAM, FAKE.read_bytes(), "755")
+    chosen.ssh(f"mkdir -p {HOME}/bin; ln -s /usr/bin/python3.11 {HOME}/bin/python")
+    call(session, "runtime.activate", activation())
+    file = folder / made.facts.files[0].path
+    session.put(sha256_bytes(file.read_bytes()), file, deadline_s=DEADLINE_S, progress=no_progress)
+    call(session, "artifact.import", {"artifact": made.facts.model_dump(mode="json")})
+    yield made
+    session.close()
+    lab.pristine(chosen)
+
+
+@pytest.fixture
+def serving(host: Host) -> Host:
+    """With `chat` ready, its engine behind a UNIX socket."""
+    call(host.session, "runtime.activate", activation())
+    host.apply(policy=WHEEL)
+    host.await_engine()
+    return host
+
+
+def test_an_engine_is_a_unit_of_its_own_with_nothing_it_does_not_need(serving: Host) -> None:
+    pid = serving.await_engine()
+    (unit,) = serving.units()
+    assert serving.host.ssh(f"systemctl show --property MainPID --value {unit}").strip() == str(pid)
+    assert serving.host.ssh(f"ps -o user:20= -p {pid}").strip() == "sbctl-engine"
+    assert "rmem" not in serving.host.ssh(f"nsenter -t {pid} -n ip -br link").replace("lo ", "")
+    assert serving.host.ssh(f"nsenter -t {pid} -n ip -br link").split()[0] == "lo"
+    status = dict(
+        line.split(":\t", 1) for line in serving.host.ssh(f"cat /proc/{pid}/status").splitlines() if ":\t" in line
+    )
+    assert (int(status["CapEff"], 16), int(status["CapBnd"], 16), status["NoNewPrivs"]) == (0, 0, "1")
+    for denied in (
+        "cat /etc/sbctl/runtime.json",
+        "ls /etc/sbctl/secrets",
+        "ls /var/lib/sbctl",
+        "touch /var/cache/sbctl/models/x",
+        "touch /opt/x",
+    ):
+        inside = (
+            f"nsenter -t {pid} -m -S $(id -u sbctl-engine) -G $(id -g sbctl-engine) {denied} 2>&1 && echo ALLOWED; true"
+        )
+        assert "ALLOWED" not in serving.host.ssh(inside), denied
+    analysis = serving.host.ssh(f"systemd-analyze security --no-pager {unit}")
+    exposure = float(analysis.rstrip().splitlines()[-1].split(":")[1].split()[0])
+    print(analysis.rstrip().splitlines()[-1])
+    assert exposure <= 2.0
+    assert serving.complete()
+
+
+def test_the_runtime_is_not_root_and_its_secrets_are_not_for_engines(serving: Host) -> None:
+    runtime = serving.session.snapshot(DEADLINE_S).runtime
+    assert serving.host.ssh(f"ps -o user:20= -p {runtime.pid}").strip() == "sbctl"
+    as_engine = "setpriv --reuid=sbctl-engine --regid=sbctl-engine --clear-groups"
+    for path in ("/etc/sbctl/secrets", "/var/lib/sbctl"):
+        assert "Permission denied" in serving.host.ssh(f"{as_engine} ls {path} 2>&1; true")
+    socket = serving.host.ssh("ls /run/sbctl/engines/*/engine.sock").strip()
+    for stranger in ("ops", "nobody"):
+        reach = f"setpriv --reuid={stranger} --regid=nogroup --clear-groups curl -s -m 5 --unix-socket {socket} http://x/health && echo REACHED; true"
+        assert "REACHED" not in serving.host.ssh(reach)
+
+
+def test_the_launcher_hears_the_runtime_and_root_alone(serving: Host) -> None:
+    ask = (
+        "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect('/run/sbctl/launcher.sock');"
+        " s.sendall(sys.argv[1].encode()+b'\\n'); print(s.makefile().readline())"
+    )
+    for stranger in ("ops", "sbctl-engine"):
+        asked = f"""setpriv --reuid={stranger} --regid=nogroup --clear-groups python3 -c "{ask}" '{{"op":"list"}}' 2>&1; true"""
+        assert "Permission denied" in serving.host.ssh(asked)
+    hostile = json.dumps({"op": "start", "spec": {"argv": ["/bin/sh"]}})
+    assert "launcher.refused" in serving.host.ssh(f"""python3 -c "{ask}" '{hostile}'""")
+    assert "launcher.refused" in serving.host.ssh(
+        f"""python3 -c "{ask}" '{{"op":"stop","unit":"ssh.service","grace_s":0}}'"""
+    )
+
+
+def test_a_restart_of_the_runtime_keeps_the_engine(serving: Host) -> None:
+    before = serving.await_engine()
+    runtime = serving.session.snapshot(DEADLINE_S).runtime.pid
+    for _ in range(3):
+        serving.host.ssh("systemctl restart sbctl-runtime.service")
+        assert serving.complete()
+        assert serving.await_engine() == before
+    assert serving.session.snapshot(DEADLINE_S).runtime.pid != runtime
+
+
+def test_F24_a_killed_runtime_finds_its_engine_again(serving: Host) -> None:
+    before = serving.await_engine()
+    killed = serving.session.snapshot(DEADLINE_S).runtime.pid
+    serving.host.ssh(f"kill -9 {killed}")
+    end_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
+    while serving.session.snapshot(DEADLINE_S).runtime.pid in (killed, None):
+        assert SYSTEM_CLOCK.monotonic_s() < end_s
+        SYSTEM_CLOCK.sleep_s(0.2)
+    assert serving.await_engine() == before
+    assert serving.complete()
+
+
+def test_a_killed_launcher_leaves_engines_alone(serving: Host) -> None:
+    before = serving.await_engine()
+    serving.host.ssh("systemctl kill --signal=SIGKILL sbctl-launcher.service")
+    serving.host.ssh("systemctl restart sbctl-runtime.service")
+    assert serving.await_engine() == before
+    assert serving.complete()
+
+
+def test_an_engine_that_ends_is_seen_and_started_again(serving: Host) -> None:
+    before = serving.await_engine()
+    serving.host.ssh(f"kill -9 {before}")
+    end_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
+    while serving.engine_pid() in (before, None):
+        assert SYSTEM_CLOCK.monotonic_s() < end_s
+        SYSTEM_CLOCK.sleep_s(0.2)
+    assert len(serving.units()) == 1
+    assert serving.complete()
+
+
+def test_another_way_to_start_it_is_another_engine(serving: Host) -> None:
+    before = serving.await_engine()
+    serving.apply(policy=WHEEL, context_length=640)
+    assert serving.await_engine() != before
+    assert len(serving.units()) == 1
+
+
+def test_a_program_of_the_users_is_listed_by_its_bundle_and_listens_on_loopback(serving: Host) -> None:
+    serving.apply(policy=EnginePolicy(engine="llama_cpp", launch="binary", path=PROGRAM))
+    pid = serving.await_engine()
+    assert PROGRAM in serving.host.ssh("cat /etc/sbctl/launcher.json")
+    assert serving.host.ssh(f"ps -o user:20= -p {pid}").strip() == "sbctl-engine"
+    assert serving.complete()
+    serving.apply(policy=WHEEL)
+    assert PROGRAM not in serving.host.ssh("cat /etc/sbctl/launcher.json")
+
+
+def test_engines_are_stopped_when_the_runtime_stays_away(serving: Host) -> None:
+    serving.await_engine()
+    listed = json.loads(serving.host.ssh("cat /etc/sbctl/launcher.json"))
+    assert listed["away_s"] == 60
+    serving.write("/etc/sbctl/launcher.json", json.dumps({**listed, "away_s": 2}).encode())
+    serving.host.ssh("systemctl stop sbctl-runtime.service")
+    serving.until_no_unit()
+    serving.write("/etc/sbctl/launcher.json", json.dumps(listed).encode())
+
+
+def test_removal_leaves_nothing(serving: Host, tmp_path: Path) -> None:
+    serving.await_engine()
+    call(serving.session, "runtime.remove", {"lineage": LINEAGE})
+    assert serving.units() == []
+    left = serving.host.ssh(
+        "ls -d /run/sbctl /etc/systemd/system/sbctl-* /etc/systemd/system/*.wants/sbctl-* /var/lib/sbctl /opt/sbctl 2>/dev/null;"
+        " grep sbctl /etc/passwd /etc/group; pgrep -u sbctl-engine; systemctl list-units --all --no-legend 'sbctl-*'",
+        check=False,
+    )
+    assert left.strip() == ""
