@@ -39,19 +39,21 @@ _DERIVED: Final = {
     "AdmissionError": "EngineError",
     "Blocked": "RefusedError",
     "Refusal": "RefusedError",
+    "_Refused": "ConfigError",
     "Diagnostic": "ConfigError",
 }
 _BY_PREFIX: Final = {
     "config": "ConfigError",
     "catalog": "ConfigError",
+    "lock": "ConfigError",
     "yaml": "ConfigError",
     "ssh": "UnreachableError",
 }
 _FINDING: Final = {"_find": "yaml", "_find_at": "yaml", "ScalarRefusedError": "yaml"}
 
 NOT_CODES: Final = re.compile(
-    r"(?:artifact|bundle|engine|host|runtime|deployment)\."
-    r"(?:pull|import|remove|apply|clear|action|install|mark|unmark|activate|show|verify|export)"
+    r"(?:artifact|blob|bundle|certificate|engine|host|pack|runtime|deployment)\."
+    r"(?:pull|import|remove|apply|clear|action|install|mark|unmark|activate|show|verify|export|serve|fetch|request)"
     r"|(?:key|state)\.(?:list|show|history)|artifact\.(?:catalog_digest|license|revision|source)|action\.type|llama\.cpp|sbctl\..*"
     r"|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub)"
 )
@@ -61,6 +63,11 @@ SENTENCES: Final = {
     "catalog.rule": "an entry of the catalog breaks a rule; the sentence says which",
     "config.bad_variable": "a ${…} cannot be expanded; the sentence says why",
     "config.conflict": "two fields contradict each other; the sentence says which",
+    "config.include_cycle": "an included file includes itself, directly or by way of others",
+    "config.include_outside": "an included file is outside the directory of sb.yml, or its path is not relative",
+    "lock.bad_key": "the key of the line is cut, damaged, or of another algorithm than the line says",
+    "lock.fingerprint_mismatch": "the fingerprint of the line is not that of its key",
+    "lock.text_refused": "the line has characters that no key line has",
     "config.no_effect": "a field has no effect where it stands (a note, no error)",
     "config.not_a_map": "the file is empty, or not a map of blocks",
     "config.unset_variable": "${…} is not set and has no default",
@@ -68,6 +75,7 @@ SENTENCES: Final = {
     "host.marker_damaged": "the marker file on the host cannot be read",
     "json.invalid": "the text is not strict JSON; the sentence says where",
     "node.ended": "the node interface ended during a call; the sentence has its last words",
+    "pack.invalid": "the pack's manifest cannot be read, makes no sense, or is not in its one form",
     "plan.prevent_destroy": "… would be removed, but prevent_destroy protects it",
     "yaml.encoding": "the file is not UTF-8 text",
     "yaml.number_refused": "a number has no one meaning (octal, underscore, infinity, beyond 2^53); put it in quotes or write it out",

@@ -94,10 +94,10 @@ class Pack:
 def open_pack(path: Path) -> Pack:
     """Check the structure of a pack. Raises InputError `file.*`, `pack.not_a_pack`, `pack.damaged`, `pack.invalid`, `pack.unsupported`."""
     with _opened(path) as file:
-        manifest_bytes = _member(file, path, MANIFEST, PACK_MANIFEST_MAX_BYTES, code="pack.not_a_pack")
+        manifest_bytes = _member(file, path, MANIFEST, PACK_MANIFEST_MAX_BYTES)
         assert manifest_bytes is not None
         manifest = parse_manifest(manifest_bytes, str(path))
-        signature = _member(file, path, SIGNATURE, _SIGNATURE_MAX_BYTES, code="pack.damaged", optional=True)
+        signature = _member(file, path, SIGNATURE, _SIGNATURE_MAX_BYTES)
         envelope, claimed = _envelope(signature, manifest_bytes, path)
         at = file.tell()
         offsets: dict[str, int] = {}
@@ -127,19 +127,17 @@ def _opened(path: Path) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def _member(
-    file: BinaryIO, path: Path, name: str, max_bytes: int, *, code: str, optional: bool = False
-) -> bytes | None:
-    """The content of the next member when it is `name`; None, and nothing read, when it is another and may be."""
+def _member(file: BinaryIO, path: Path, name: str, max_bytes: int) -> bytes | None:
+    """The content of the next member when it is `name`; None, and nothing read, when a signature may stand there and does not."""
     start = file.tell()
     block = file.read(BLOCK)
     size = _octal(block[124:135])
-    if optional and not block.startswith(name.encode() + b"\0"):
+    if name == SIGNATURE and not block.startswith(name.encode() + b"\0"):
         file.seek(start)
         return None
     if size is None or size > max_bytes or block != header(name, size):
         raise InputError(
-            code,
+            "pack.not_a_pack" if name == MANIFEST else "pack.damaged",
             f"this is not a pack: {name} does not stand where it belongs",
             place=str(path),
             next_step="sbctl pack makes one",

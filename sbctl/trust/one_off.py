@@ -31,7 +31,7 @@ def one_off_tls(now: datetime) -> OneOffTls:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sbctl relay")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sbctl-relay")])
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
