@@ -42,12 +42,14 @@ class LauncherServer:
         say: Say,
         *,
         idle_s: float = _IDLE_S,
+        tick_s: float = _TICK_S,
     ) -> None:
         self._engines = engines
         self._site = site
         self._allowed = allowed
         self._say = say
         self._idle_s = idle_s
+        self._tick_s = tick_s
         self._connections: set[asyncio.Task[None]] = set()
         self._attending = 0
         self._stopping = asyncio.Event()
@@ -88,7 +90,7 @@ class LauncherServer:
                 idle_since_s = loop.time() if idle_since_s is None else idle_since_s
                 if loop.time() - idle_since_s >= self._idle_s:
                     self.stop()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(self._tick_s)
 
     async def _engines_exist(self) -> bool:
         """True when that cannot be told: nothing is given up for a systemd that is slow."""
