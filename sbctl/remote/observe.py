@@ -20,6 +20,7 @@ from sbctl.base.limits import CONNECT_MAX_PARALLEL, SETTLE_DEADLINE_S, SNAPSHOT_
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.secrets import SecretSource, no_secrets
 from sbctl.remote.session import HostSession, open_session
+from sbctl.remote.transport import PASSING
 
 if TYPE_CHECKING:
     from sbctl.remote.ssh_links import SshLinks
@@ -30,7 +31,6 @@ _Found = TypeVar("_Found")
 
 _ATTEMPTS: Final = 3
 _PAUSE_S: Final = 0.5
-_PASSING: Final = frozenset({"ssh.connection_lost", "ssh.name_unknown"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def _snapshot(session: HostSession, clock: Clock, deadline_s: float) -> NodeSnap
             return session.snapshot(max(0.0, left))
         except UnreachableError as error:
             pause = _PAUSE_S * attempt * (0.5 + random.random())  # noqa: S311 - jitter
-            if error.code not in _PASSING or attempt == _ATTEMPTS or left <= pause:
+            if error.code not in PASSING or attempt == _ATTEMPTS or left <= pause:
                 raise
             clock.sleep_s(pause)
             attempt += 1

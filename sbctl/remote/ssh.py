@@ -22,7 +22,7 @@ from sbctl.base.limits import SSH_CONNECT_DEADLINE_S
 from sbctl.remote.bootstrap import FACTS, WORKER_PROGRAM, BootstrapWorker, compose_facts, new_marker, read_answer
 from sbctl.remote.secrets import SecretSource, no_secrets, sudo_question
 from sbctl.remote.shell import command_line
-from sbctl.remote.ssh_channel import LOST, PIECE_BYTES, CommandRun, SshChannel
+from sbctl.remote.ssh_channel import LOST, PIECE_BYTES, CommandRun, SshChannel, close_quietly
 from sbctl.remote.ssh_connect import hop_place
 from sbctl.remote.ssh_links import SshLinks
 from sbctl.remote.sudo import SudoDialogue, sudo_words
@@ -110,7 +110,7 @@ class SshTransport:
         except LOST as error:
             raise lost(self._place) from error
         finally:
-            channel.close()
+            close_quietly(channel)
 
     def open_channel(self, argv: Sequence[str], environment: Mapping[str, str] | None, *, deadline_s: float) -> Channel:
         return self._start_announced(argv, environment, deadline_s)[1]
@@ -123,7 +123,7 @@ class SshTransport:
         marker, prompt = new_marker(), new_marker() if self._connection.become_password else None
         before = sudo_words(prompt) if self._connection.become else []
         password = self._password() if prompt is not None else b""
-        dialogue = SudoDialogue(prompt, place=self._place, user=self._connection.user)
+        dialogue = SudoDialogue(prompt, place=self._place, user=self._connection.user, password=password)
         line = command_line([*_ANNOUNCED, marker, *argv], environment=environment, before=before)
         started = self._start(line, deadline_s)
         channel = SshChannel(started, self._clock)
@@ -203,7 +203,7 @@ class SshTransport:
         self._end_worker()
         self._files = None
         if self._transport is not None:
-            self._transport.close()
+            close_quietly(self._transport)
             self._transport = None
 
     def _is_connected(self) -> bool:
@@ -283,7 +283,7 @@ class SshTransport:
 
         def give_up() -> None:
             late.set()
-            transport.close()
+            close_quietly(transport)
 
         timer = threading.Timer(seconds, give_up)
         timer.daemon = True

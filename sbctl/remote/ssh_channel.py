@@ -16,7 +16,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES
 from sbctl.remote.transport import STDERR_TAIL_BYTES, Completed, is_ready, lost, output_too_large, timed_out
 
-__all__ = ["LOST", "PIECE_BYTES", "CommandRun", "SshChannel"]
+__all__ = ["LOST", "PIECE_BYTES", "CommandRun", "SshChannel", "close_quietly"]
 
 PIECE_BYTES: Final = 32 * 1024
 SLICE_S: Final = 0.5
@@ -24,6 +24,12 @@ _EOF_GRACE_S: Final = 2.0
 _NOISE_MAX_BYTES: Final = 64 * 1024
 LOST: Final = (paramiko.SSHException, EOFError, OSError)
 """How the library says that a connection is gone."""
+
+
+def close_quietly(ended: paramiko.Transport | paramiko.Channel) -> None:
+    """Never raises: what runs over a jump that is gone cannot say goodbye."""
+    with contextlib.suppress(*LOST):
+        ended.close()
 
 
 class SshChannel:
@@ -66,7 +72,7 @@ class SshChannel:
     def close(self) -> None:
         with contextlib.suppress(*LOST):
             self._channel.shutdown_write()
-        self._channel.close()
+        close_quietly(self._channel)
 
     def skip_to(self, marker: bytes, timeout_s: float, *, hear: Callable[[bytes], bytes]) -> None:
         """Read up to and with `marker`; `hear` gets what is complained meanwhile, and its answer is sent.

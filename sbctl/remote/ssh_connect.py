@@ -24,6 +24,7 @@ from sbctl.base.errors import UnreachableError
 from sbctl.base.host_keys import HostKey, parse_host_key
 from sbctl.base.limits import SSH_CONNECT_DEADLINE_S, SSH_KEEPALIVE_S, SSH_UNANSWERED_S
 from sbctl.remote.host_key import ANY_KEY, KEY_FAMILIES, HostKeyPin, key_families
+from sbctl.remote.ssh_channel import close_quietly
 from sbctl.remote.ssh_login import Login
 from sbctl.remote.transport import foreign_text
 
@@ -67,7 +68,7 @@ def connect_hop(
         if any(key.fingerprint == pin.fingerprint for pin in pins):
             _authenticate(transport, hop, login, place)
             return transport
-        transport.close()
+        close_quietly(transport)
         shown.append(key)
     raise _host_key_error(hop.name, pins, shown, place)
 
@@ -81,7 +82,7 @@ def shown_host_key(hop: Jump, *, place: str, through: paramiko.Transport | None,
         if transport is None:
             continue
         shown = transport.get_remote_server_key()
-        transport.close()
+        close_quietly(transport)
         try:
             return parse_host_key(shown.get_name(), shown.get_base64())
         except ValueError as error:
@@ -165,14 +166,14 @@ def _handshake(
         # A handshake that took too long ends without an exception; asking for the key gives one.
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
-        transport.close()
+        close_quietly(transport)
         if "key" in str(error) and (optional or family != ANY_KEY):
             return None
         raise UnreachableError(
             "ssh.no_common_algorithm", f"the host offers nothing we trust: {foreign_text(str(error))}", place=place
         ) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
-        transport.close()
+        close_quietly(transport)
         raise UnreachableError(
             "ssh.connection_lost",
             f"the connection ended during the SSH handshake: {foreign_text(str(error)) or type(error).__name__}",
@@ -192,7 +193,7 @@ def _authenticate(transport: paramiko.Transport, hop: Jump, login: Login, place:
         except paramiko.AuthenticationException as error:
             said = foreign_text(str(error))
         except (paramiko.SSHException, OSError, EOFError) as error:
-            transport.close()
+            close_quietly(transport)
             if said:
                 # It ended the connection after one key too many.
                 break
@@ -204,7 +205,7 @@ def _authenticate(transport: paramiko.Transport, hop: Jump, login: Login, place:
                 transport.set_keepalive(SSH_KEEPALIVE_S)
                 return
             said = f"the host also asks for {foreign_text(', '.join(further))}"
-    transport.close()
+    close_quietly(transport)
     raise _refused(user, login, said, place)
 
 

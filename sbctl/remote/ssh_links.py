@@ -19,14 +19,14 @@ from sbctl.base.errors import SbctlError
 from sbctl.base.host_keys import HostKey
 from sbctl.base.limits import SSH_HANDSHAKES_MAX, SSH_KEEPALIVE_S, SSH_UNANSWERED_S
 from sbctl.remote.secrets import SecretSource, no_secrets
+from sbctl.remote.ssh_channel import LOST, close_quietly
 from sbctl.remote.ssh_connect import connect_hop, hop_place, shown_host_key
 from sbctl.remote.ssh_login import Keyring
-from sbctl.remote.transport import lost, timed_out
+from sbctl.remote.transport import PASSING, lost, timed_out
 
 __all__ = ["SshLinks"]
 
 _FAILURE_KEPT_S: Final = 5.0
-_LOST: Final = (paramiko.SSHException, EOFError, OSError)
 
 
 class SshLinks:
@@ -60,7 +60,7 @@ class SshLinks:
         try:
             left = max(0.0, deadline - self._clock.monotonic_s())
             return shown_host_key(whole[-1], place=place, through=through, seconds=left)
-        except _LOST as error:
+        except LOST as error:
             raise lost(hop_place(whole[:-1] or whole)) from error
         finally:
             self._starts.release()
@@ -72,7 +72,7 @@ class SshLinks:
             self._failed_at_s.clear()
         for each in made:
             if each.done() and each.exception() is None:
-                each.result().close()
+                close_quietly(each.result())
 
     def _connect(self, path: tuple[Jump, ...], deadline: float) -> paramiko.Transport:
         hop, place = path[-1], hop_place(path)
@@ -85,7 +85,7 @@ class SshLinks:
                 try:
                     left = max(0.0, deadline - self._clock.monotonic_s())
                     transport = connect_hop(hop, login, place=place, through=through, seconds=left)
-                except _LOST as error:
+                except LOST as error:
                     # The shared connection to the jump was found dead.
                     self._forget(path[:-1], through)
                     if attempt:
@@ -119,8 +119,9 @@ class SshLinks:
             transport = self._connect(path, deadline)
         except SbctlError as error:
             error.place = _jump_place(path) if error.place == hop_place(path) else error.place
-            with self._lock:
-                self._failed_at_s[path] = self._clock.monotonic_s()
+            if error.code not in PASSING:
+                with self._lock:
+                    self._failed_at_s[path] = self._clock.monotonic_s()
             mine.set_exception(error)
         except BaseException as error:
             mine.set_exception(error)
@@ -139,7 +140,7 @@ class SshLinks:
             if known is not None and known.done() and known.exception() is None and known.result() is dead:
                 del self._jumps[path]
         if dead is not None:
-            dead.close()
+            close_quietly(dead)
 
 
 def _jump_place(path: Sequence[Jump]) -> str:
@@ -154,12 +155,12 @@ def _watch(transport: paramiko.Transport) -> None:
 def _ask_until_it_ends(transport: paramiko.Transport) -> None:
     ended = threading.Event()
     while transport.is_active():
-        late = threading.Timer(SSH_UNANSWERED_S, transport.close)
+        late = threading.Timer(SSH_UNANSWERED_S, close_quietly, [transport])
         late.daemon = True
         late.start()
         try:
             transport.global_request("keepalive@openssh.com", wait=True)
-        except _LOST:
+        except LOST:
             return
         finally:
             late.cancel()

@@ -54,8 +54,10 @@ def sudo_words(prompt: str | None) -> list[str]:
 class SudoDialogue:
     """Fed with what sudo complains, in pieces of any size; answers when the password is to be sent. Pure."""
 
-    def __init__(self, prompt: str | None, *, place: str, user: str) -> None:
+    def __init__(self, prompt: str | None, *, place: str, user: str, password: bytes = b"") -> None:
+        """`password` is never sent from here; it is kept out of what is shown, should the host repeat it."""
         self._prompt = prompt.encode("ascii") if prompt is not None else None
+        self._password = password
         self._place = place
         self._user = user
         self._unread = b""
@@ -85,7 +87,8 @@ class SudoDialogue:
 
     def failure(self, status: int | None) -> UnreachableError:
         """Why it ended with `status` before our program ran."""
-        said = foreign_text(self._said + (self._unread if self._prompt is not None else b""))
+        heard = self._said + (self._unread if self._prompt is not None else b"")
+        said = foreign_text(heard.replace(self._password, b"(secret)") if self._password else heard)
         lowered = said.lower()
         if self._answered and any(word in lowered for word in _WRONG):
             return self._wrong()

@@ -20,6 +20,7 @@ from sbctl.base.errors import HostError, SbctlError, UnreachableError, error_fro
 from sbctl.base.file_slice import ByteSource
 
 __all__ = [
+    "PASSING",
     "STDERR_TAIL_BYTES",
     "Channel",
     "ChannelBroken",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 STDERR_TAIL_BYTES: Final = 16 * 1024
+
+PASSING: Final = frozenset({"ssh.connection_lost", "ssh.name_unknown"})
+"""Codes of failures to connect that may pass by themselves within a second: an sshd with too many starts, a slow name server."""
 
 _CODE: Final = re.compile(r"[a-z0-9_]{1,40}(\.[a-z0-9_]{1,40}){0,3}")
 

@@ -150,11 +150,17 @@ class Seen:
     """(method, user, key fingerprint)"""
     agent_requests: int = 0
     commands: list[str] = field(default_factory=list)
+    starting: int = 0
+    """Connections that nobody has logged in to yet, and the most there were."""
+    starting_most: int = 0
+    destinations: list[tuple[str, int]] = field(default_factory=list)
+    """Where clients wanted to be connected to."""
 
 
 class _Server(paramiko.ServerInterface):
     def __init__(self, owner: HostileSsh) -> None:
         self._owner = owner
+        self.wanted: dict[int, socket.socket] = {}
 
     def get_banner(self) -> tuple[str | None, str | None]:
         return (self._owner.banner, "en-US") if self._owner.banner else (None, None)
@@ -173,7 +179,26 @@ class _Server(paramiko.ServerInterface):
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self._owner.seen.auth_attempts.append(("publickey", username, key.fingerprint))
         allowed = key.fingerprint == self._owner.client_key.fingerprint and not self._owner.refuses_everybody
+        if allowed:
+            with self._owner.lock:
+                self._owner.seen.starting -= 1
         return paramiko.AUTH_SUCCESSFUL if allowed else paramiko.AUTH_FAILED
+
+    def check_channel_direct_tcpip_request(
+        self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
+    ) -> int:
+        owner = self._owner
+        owner.seen.destinations.append(destination)
+        if owner.never_answers_requests:
+            owner.ended.wait()
+        if owner.leads_to is None:
+            return paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        try:
+            there = socket.create_connection(owner.leads_to(destination))
+        except OSError:
+            return paramiko.OPEN_FAILED_CONNECT_FAILED
+        self.wanted[chanid] = there
+        return paramiko.OPEN_SUCCEEDED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         if self._owner.opens_no_channels:
@@ -215,6 +240,9 @@ class HostileSsh:
         self.opens_no_channels = False
         self.refuses_commands = False
         self.never_answers_requests = False
+        self.leads_to: Callable[[tuple[str, int]], tuple[str, int]] | None = None
+        """As a jump: where it connects a client who wants to get to an address; None: it connects nobody."""
+        self.lock = threading.Lock()
         self.host_key: paramiko.PKey = paramiko.ECDSAKey.generate()
         self.client_key: paramiko.PKey = paramiko.ECDSAKey.generate()
         self.identity_file = directory / "client_key"
@@ -232,6 +260,11 @@ class HostileSsh:
     @property
     def connection(self) -> Connection:
         return Connection("ssh", "127.0.0.1", self.port, "ops", (self.host_key.fingerprint,), str(self.identity_file))
+
+    def drop_everybody(self) -> None:
+        """End every connection, as a reboot does."""
+        for transport in self._transports:
+            transport.close()
 
     def start_thread(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, daemon=True)
@@ -258,15 +291,38 @@ class HostileSsh:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self.seen.connections += 1
+            with self.lock:
+                self.seen.connections += 1
+                self.seen.starting += 1
+                self.seen.starting_most = max(self.seen.starting_most, self.seen.starting)
             transport = paramiko.Transport(client)
             transport.add_server_key(self.host_key)
             self._transports.append(transport)
             self.start_thread(lambda transport=transport: self._serve(transport))
 
     def _serve(self, transport: paramiko.Transport) -> None:
+        server = _Server(self)
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-            transport.start_server(server=_Server(self))
+            transport.start_server(server=server)
+        while self.leads_to is not None and transport.is_active():
+            channel = transport.accept(0.05)
+            there = server.wanted.pop(channel.get_id(), None) if channel is not None else None
+            if channel is not None and there is not None:
+                self.start_thread(lambda channel=channel, there=there: _relay(channel, there))
+
+
+def _relay(channel: paramiko.Channel, there: socket.socket) -> None:
+    def back() -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while data := there.recv(1 << 16):
+                channel.sendall(data)
+        channel.close()
+
+    threading.Thread(target=back, daemon=True).start()
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        while data := channel.recv(1 << 16):
+            there.sendall(data)
+    _end(there)
 
 
 class CuttingProxy:
