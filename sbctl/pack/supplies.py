@@ -127,15 +127,21 @@ class PackSupplies:
         path = self._wheels / entry.sha256 / _file_name(entry)
         if path.is_file() and not path.is_symlink() and sha256_file(path) == entry.sha256:
             return path
-        self._pack.verify_entry(entry, lambda _: None)
-        with self._pack.slice_of(entry).open() as reader:
-            content = reader.read()
         fs.ensure_directory(path.parent)
-        fs.write_atomic(path, content, mode=0o644)
-        if sha256_file(path) != entry.sha256:
-            raise InputError(
-                "pack.damaged", f"the pack changed while {entry.name} was read", place=str(self._pack.path)
-            )
+        copy = fs.temporary_path(path.parent)
+        try:
+            with self._pack.slice_of(entry).open() as reader:
+                fs.copy_stream(reader, copy)
+            if sha256_file(copy) != entry.sha256:
+                raise InputError(
+                    "pack.damaged",
+                    f"the pack is damaged: {entry.name} has other bytes than its digest says",
+                    place=str(self._pack.path),
+                    next_step="copy it again, or make it again",
+                )
+            fs.install_file(copy, path, mode=0o644)
+        finally:
+            copy.unlink(missing_ok=True)
         return path
 
     def _lacks(self, what: str, *, options: str = "", weights: bool = False) -> InputError:

@@ -97,6 +97,19 @@ def test_what_a_plan_will_need_is_looked_for_before_anything_changes(tmp_path: P
         supplies.lacking((), {"0" * 64: "an engine for nobody"}, ())
 
 
+def test_a_damaged_wheel_never_stands_in_the_cache(tmp_path: Path) -> None:
+    supplies = _supplies(tmp_path)
+    path = tmp_path / "made" / "site.sbpack"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"alphaalpha") + 20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError) as refused:
+        supplies.wheelhouse("x86_64", "glibc-2.36", "3.11.2", _ignore)
+    assert refused.value.code == "pack.damaged"
+    assert [found.name for found in (tmp_path / "cache").rglob("*") if found.is_file() and "alpha" in str(found)] == []
+    assert list((tmp_path / "cache").rglob(".sbctl-tmp-*")) == []
+
+
 def test_damaged_weights_are_refused_before_a_byte_is_sent(tmp_path: Path) -> None:
     supplies = _supplies(tmp_path)
     path = tmp_path / "made" / "site.sbpack"
