@@ -42,7 +42,7 @@ __all__ = [
 
 ARCHES: Final = ("x86_64", "aarch64")
 _STALE_AFTER_S: Final = 3600.0
-_ORDER: Final[Mapping[Role, int]] = {"catalog": 0, "runtime": 1, "python": 2, "engine": 3, "weights": 4}
+_ORDER: Final[Mapping[Role, int]] = {"catalog": 0, "runtime": 1, "engine": 2, "weights": 3}
 
 Report = Callable[[int, int | None], None]
 

@@ -121,7 +121,7 @@ def manifests(draw: st.DrawFn) -> PackManifest:
                 name=names,
                 sha256=digests,
                 size_bytes=st.integers(0, 2**53 - 1),
-                role=st.sampled_from(("runtime", "python", "engine", "weights", "catalog")),
+                role=st.sampled_from(("runtime", "engine", "weights", "catalog")),
             ),
             min_size=1,
             max_size=6,
