@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +15,11 @@ from pathlib import Path
 from sbctl.base.errors import HostError
 from sbctl.engines.model import LAUNCHER_NAME
 from sbctl.runtime.launcher.engine_units import EngineUnits, Owners
+from sbctl.runtime.launcher.server import LauncherServer
 from sbctl.runtime.launcher.site import Site, engine_socket
 from sbctl.runtime.launcher.spec import EngineSpec
 from sbctl.runtime.launcher.units import UnitState
+from sbctl.runtime.launcher_client import LauncherClient
 
 TOKEN = "0123456789abcdef"
 
@@ -172,10 +176,52 @@ def binary_request(place: Place, port: int = 4000) -> dict[str, object]:
     }
 
 
-async def until(condition: object, *, turns: int = 2000) -> None:
+class Running:
+    """A launcher on a socket, its units, and what it said."""
+
+    def __init__(self, place: Place, world: UnitWorld, **times: float) -> None:
+        self.place = place
+        self.world = world
+        self.said: list[str] = []
+        self.allowed = {os.geteuid()}
+        self.path = place.root / "launcher.sock"
+        site = replace(place.site, away_s=times.pop("away_s", 60.0))
+        self.server = LauncherServer(
+            place.engines(world), lambda: site, lambda: self.allowed, self.said.append, **times
+        )
+        self.client = LauncherClient(self.path)
+        self.ended: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        listener.bind(str(self.path))
+        listener.listen()
+        listener.setblocking(False)
+        self.ended = asyncio.create_task(self.server.serve(listener))
+
+    async def end(self) -> None:
+        self.server.stop()
+        if self.ended is not None:
+            await self.ended
+
+
+@contextlib.asynccontextmanager
+async def running(**times: float) -> AsyncIterator[Running]:
+    with short_directory() as root:
+        made = Running(make_place(root), UnitWorld(), **times)
+        made.begin()
+        try:
+            yield made
+        finally:
+            await made.end()
+
+
+async def until(condition: Callable[[], bool], *, turns: int = 2000) -> None:
     """Let others run until it holds."""
     for _ in range(turns):
-        if callable(condition) and condition():
+        if condition():
             return
         await asyncio.sleep(0.005)
     raise AssertionError("it never came to be")

@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import stat
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,51 +17,18 @@ from sbctl.runtime.launcher.program import run_launcher
 from sbctl.runtime.launcher.server import LauncherServer
 from sbctl.runtime.launcher.spec import unit_of
 from sbctl.runtime.launcher_client import LauncherClient
-from tests.simulators.unit_world import TOKEN, Place, UnitWorld, make_place, short_directory, until, wheel_request
+from tests.simulators.unit_world import (
+    TOKEN,
+    Running,
+    UnitWorld,
+    make_place,
+    running,
+    short_directory,
+    until,
+    wheel_request,
+)
 
 UNIT = unit_of("chat", 1, 0, TOKEN)
-
-
-class Running:
-    """A launcher on a socket, its units, and what it said."""
-
-    def __init__(self, place: Place, world: UnitWorld, **times: float) -> None:
-        self.place = place
-        self.world = world
-        self.said: list[str] = []
-        self.allowed = {os.geteuid()}
-        self.path = place.root / "launcher.sock"
-        site = replace(place.site, away_s=times.pop("away_s", 60.0))
-        self.server = LauncherServer(
-            place.engines(world), lambda: site, lambda: self.allowed, self.said.append, **times
-        )
-        self.client = LauncherClient(self.path)
-        self.ended: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        listener = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-        listener.bind(str(self.path))
-        listener.listen()
-        listener.setblocking(False)
-        self.ended = asyncio.create_task(self.server.serve(listener))
-
-    async def end(self) -> None:
-        self.server.stop()
-        if self.ended is not None:
-            await self.ended
-
-
-@contextlib.asynccontextmanager
-async def running(**times: float) -> AsyncIterator[Running]:
-    with short_directory() as root:
-        made = Running(make_place(root), UnitWorld(), **times)
-        made.begin()
-        try:
-            yield made
-        finally:
-            await made.end()
 
 
 async def test_an_engine_starts_is_listed_says_its_last_words_and_stops() -> None:
