@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
+from providers.comparison import Blocked, Call, Comparison, Downtime, gone_leaves, new_leaves
 from providers.runtime.spec import fields_for_reader
 from providers.runtime_wheels import delivery_problem, install_call
 from sbctl import __version__
@@ -17,7 +17,9 @@ from sbctl.plan.model import Action, Change, DiffContext, Leaf, Observed
 
 __all__ = ["diff"]
 
-_ACTIVATE_DEADLINE_S: Final = 300.0
+_ACTIVATE_DEADLINE_S: Final = 600.0
+"""Stop, start, prove, and all of it once more for the old one when the new one does not."""
+_PORTS: Final = frozenset({"http_bind_address", "http_bind_port", "admin_enabled", "admin_bind", "admin_port"})
 _FILES: Final[Mapping[str, tuple[str, str]]] = {
     "unit_sha256": ("unit", "the unit on the host is not the one that was written"),
     "config_sha256": ("configuration", "the configuration on the host is not the one that was written"),
@@ -69,7 +71,7 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
     return comparison.change(
         action,
         "sb.yml asks for something else" if leaves else drift[0].reason,
-        calls=_activation(comparison, desired, title, restarts=not down),
+        calls=_activation(comparison, desired, title, downtime="none" if down else _downtime(comparison, leaves)),
         leaves=(*leaves, *drift),
         # Whoever is down already loses nothing by being started.
         blast_radius=action_radius("runtime", "create") if down else radius,
@@ -105,7 +107,15 @@ def _drift(decisive: Mapping[str, Any], recorded: Recorded) -> Iterator[Leaf]:
         yield Leaf("version_running", decisive["version_running"], version, "another version runs than was activated")
 
 
-def _activation(comparison: Comparison, desired: Desired, title: str, *, restarts: bool = False) -> list[Call]:
+def _downtime(comparison: Comparison, leaves: tuple[Leaf, ...]) -> Downtime:
+    """systemd keeps ports open over a restart, so that callers wait; ports that change are closed, and without systemd all are.
+    A runtime that does not answer has let its callers down already."""
+    observed = comparison.observed
+    kept = observed.informative["supervision"] in ("system", "user") and observed.decisive["healthy"]
+    return "queue" if kept and not any(leaf.path in _PORTS for leaf in leaves) else "refuse"
+
+
+def _activation(comparison: Comparison, desired: Desired, title: str, *, downtime: Downtime = "none") -> list[Call]:
     """Install when the version is missing or nothing of ours answers, then activate."""
     version = desired.spec["version"]
     calls: list[Call] = []
@@ -117,7 +127,7 @@ def _activation(comparison: Comparison, desired: Desired, title: str, *, restart
             Method.RUNTIME_ACTIVATE,
             params,
             title,
-            downtime="refuse" if restarts else "none",
+            downtime=downtime,
             deadline_s=_ACTIVATE_DEADLINE_S,
         )
     )
