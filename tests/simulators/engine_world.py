@@ -148,6 +148,7 @@ class EngineWorld:
     leases: frozenset[str] = frozenset()
     events: list[str] = field(default_factory=list)
     tokens_asked: int = 0
+    outlives_daemon: bool = False
 
     @property
     def alive(self) -> list[FakeEngine]:
@@ -164,8 +165,6 @@ class EngineWorld:
         self.engines.append(engine)
         self.events.append(f"start {label.deployment}#{label.generation}")
         return engine
-
-    outlives_daemon = False
 
     def new_socket(self) -> Path:
         return Path("/engine.sock")

@@ -330,3 +330,50 @@ def test_requests_go_to_the_least_busy_replica(tmp_path: Path, make_member: Make
         assert (await node.reconciler.generations["q"].admit("standard")).replica.label.replica == 0
 
     _run(tmp_path, scenario)
+
+
+def test_engines_that_outlive_the_daemon_are_left_to_the_next_which_has_them_ready_before_it_serves(
+    tmp_path: Path, make_member: MakeMember
+) -> None:
+    operator = Operator()
+    desired = content({"cold": make_member(warm=False), "stopped": make_member(), "warm": make_member(replicas=2)})
+
+    async def first(node: _Node) -> None:
+        node.world.outlives_daemon = True
+        await node.apply(desired, 1)
+        await node.reconciler.act("cold", "load")
+        await node.reconciler.act("stopped", "stop")
+        node.world.events.clear()
+
+    world = _run(tmp_path, first, operator=operator)
+    assert sorted(world.events) == ["leave cold", "leave warm", "leave warm"]
+
+    async def second(node: _Node) -> None:
+        adopted = {("cold", 0), ("warm", 0), ("stopped", 0), ("gone", 0), ("warm", 7)}
+        await node.reconciler.restore(adopted)
+        rows = {row.deployment: row for row in node.reconciler.deployments()}
+        assert (rows["cold"].state, rows["stopped"].state) == ("ready", "stopped")
+        assert rows["warm"].replicas[0].state == "ready"
+        await until(lambda: node.reconciler.generations["warm"].ready_replicas == 2)
+
+    _run(tmp_path, second, operator=operator)
+
+
+def test_an_adopted_engine_that_does_not_answer_holds_serving_up_for_half_a_minute_at_most(
+    tmp_path: Path, make_member: MakeMember
+) -> None:
+    operator = Operator()
+
+    async def first(node: _Node) -> None:
+        await node.apply(content({"q": make_member()}), 1)
+
+    _run(tmp_path, first, operator=operator)
+
+    async def second(node: _Node) -> None:
+        node.world.load_s = 300.0
+        began_s = asyncio.get_running_loop().time()
+        await node.reconciler.restore({("q", 0)})
+        assert 29.0 < asyncio.get_running_loop().time() - began_s < 31.0
+        await until(lambda: node.states()["q"] == "ready")
+
+    _run(tmp_path, second, operator=operator)
