@@ -191,7 +191,10 @@ class HttpBackend:
 
 
 def _verification(settings: StateSettings) -> ssl.SSLContext | bool:
-    """Raises InputError `state.ca_file`."""
+    """Raises InputError `state.ca_file`. Reading the system's certificates takes long, and plain http (on loopback only) needs none."""
+    addresses = (settings.address, settings.lock_address, settings.unlock_address)
+    if not settings.ca_file and all(address.startswith("http:") for address in addresses if address):
+        return False
     if not settings.ca_file:
         return ssl.create_default_context()
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -19,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import Jsonb
 
 from sbctl.base.digests import sha256_bytes
-from sbctl.base.errors import LockedError, RefusedError, SbctlError, StateError
+from sbctl.base.errors import InputError, LockedError, RefusedError, SbctlError, StateError
 from sbctl.base.limits import STATE_DOCUMENT_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.state.settings import StateSettings, stays_here
@@ -29,6 +30,8 @@ __all__ = ["PostgresBackend"]
 
 _CONNECT_DEADLINE_S: Final = 10
 _STATEMENT_DEADLINE: Final = "60s"
+_LOGIN_RE: Final = re.compile(r"authentication failed|no password supplied|role .* does not exist|pg_hba\.conf")
+_DATABASE_RE: Final = re.compile(r"database .* does not exist")
 _CREATE: Final = """
 CREATE TABLE IF NOT EXISTS {table} (
   id smallint PRIMARY KEY DEFAULT 1 CHECK (id = 1),
@@ -216,25 +219,36 @@ def _translated(error: psycopg.Error, place: str) -> SbctlError:
     """Only what the server may say is repeated, and never a parameter."""
     code = error.sqlstate or ""
     if code.startswith("28"):
-        return RefusedError(
-            "state.denied",
-            "the database does not let us in",
-            place=place,
-            next_step="check fleet.state.username and what fleet.state.password refers to",
-        )
+        return _denied(place)
     if code == "42501":
         return RefusedError("state.denied", "the role has no right to the table of the state", place=place)
     if code.startswith("53") or code in ("25006", "57014"):
         return SbctlError("state.server_failed", f"the database refused to work ({code})", place=place, retryable=True)
     if isinstance(error, psycopg.OperationalError) or code.startswith(("08", "57")):
-        if "password authentication failed" in str(error) or "no password supplied" in str(error):
-            return RefusedError(
-                "state.denied",
-                "the database does not let us in",
-                place=place,
-                next_step="check fleet.state.username and what fleet.state.password refers to",
-            )
-        return unreachable(place, "no connection to the database, or it broke")
+        return _not_connected(str(error), place)
     return StateError(
         "state.server_failed", f"the database answered with an error ({code or type(error).__name__})", place=place
+    )
+
+
+def _not_connected(said: str, place: str) -> SbctlError:
+    """While connecting the library has the server's words and no code."""
+    if _LOGIN_RE.search(said):
+        return _denied(place)
+    if _DATABASE_RE.search(said):
+        return InputError(
+            "state.no_database",
+            "the server has no such database",
+            place=place,
+            next_step="create it (createdb), owned by the role that sbctl logs in as",
+        )
+    return unreachable(place, "no connection to the database, or it broke")
+
+
+def _denied(place: str) -> RefusedError:
+    return RefusedError(
+        "state.denied",
+        "the database does not let us in",
+        place=place,
+        next_step="check fleet.state.username and what fleet.state.password refers to",
     )

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # As root on Debian: the programs that the lab and the fault tests use, quietly, once. Elsewhere: says what will be skipped.
 set -euo pipefail
-packages="openssh-server openssh-client sudo iproute2 util-linux procps strace systemd dbus"
+packages="openssh-server openssh-client sudo iproute2 util-linux procps strace systemd dbus postgresql"
 missing=""
 for package in $packages; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
