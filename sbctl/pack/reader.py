@@ -6,10 +6,11 @@ the file names.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -38,9 +39,10 @@ class Pack:
     envelope: str | None
     claimed: tuple[str, ...]
     offsets: Mapping[str, int]
+    entries: Mapping[str, PackEntry]
 
     def entry(self, sha256: str) -> PackEntry | None:
-        return next((entry for entry in self.manifest.entries if entry.sha256 == sha256), None)
+        return self.entries.get(sha256)
 
     def slice_of(self, entry: PackEntry) -> FileSlice:
         """The bytes of one file, where they are. Nothing was compared yet."""
@@ -59,7 +61,7 @@ class Pack:
         """Read and compare one file. Raises InputError `pack.damaged`."""
         digest = hashlib.sha256()
         done = 0
-        with _opened(self.path) as file:
+        with _reading(self.path) as file:
             file.seek(self.offsets[entry.sha256])
             while done < entry.size_bytes:
                 piece = file.read(min(_PIECE_BYTES, entry.size_bytes - done))
@@ -93,7 +95,7 @@ class Pack:
 
 def open_pack(path: Path) -> Pack:
     """Check the structure of a pack. Raises InputError `file.*`, `pack.not_a_pack`, `pack.damaged`, `pack.invalid`, `pack.unsupported`."""
-    with _opened(path) as file:
+    with _reading(path) as file:
         manifest_bytes = _member(file, path, MANIFEST, PACK_MANIFEST_MAX_BYTES)
         assert manifest_bytes is not None
         manifest = parse_manifest(manifest_bytes, str(path))
@@ -110,7 +112,19 @@ def open_pack(path: Path) -> Pack:
         file.seek(at)
         if file.read(len(END) + 1) != END:
             raise _damaged(path, "it does not end where its manifest says")
-    return Pack(path, manifest, envelope, claimed, offsets)
+    return Pack(path, manifest, envelope, claimed, offsets, {entry.sha256: entry for entry in manifest.entries})
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """The file for the length of the block, in which a medium that fails is an InputError."""
+    with _opened(path) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise InputError(
+                "file.unreadable", f"the file cannot be read: {error.strerror}", place=str(path)
+            ) from error
 
 
 def _opened(path: Path) -> BinaryIO:

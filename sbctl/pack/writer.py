@@ -95,12 +95,11 @@ def _copy_entries(
     for entry in entries:
         write(header(blob_name(entry.sha256), entry.size_bytes))
         digest, copied = hashlib.sha256(), 0
-        with sources[entry.sha256].open("rb", buffering=0) as reader:
-            while copied < entry.size_bytes and (piece := reader.read(min(_PIECE_BYTES, entry.size_bytes - copied))):
-                digest.update(piece)
-                write(piece)
-                copied += len(piece)
-                progress(done + copied, total)
+        for piece in _pieces(sources[entry.sha256], entry.size_bytes):
+            digest.update(piece)
+            write(piece)
+            copied += len(piece)
+            progress(done + copied, total)
         if copied != entry.size_bytes or digest.hexdigest() != entry.sha256:
             raise ArtifactError(
                 "artifact.digest_mismatch",
@@ -110,3 +109,14 @@ def _copy_entries(
             )
         write(bytes(padded(copied) - copied))
         done += copied
+
+
+def _pieces(source: Path, size: int) -> Iterator[bytes]:
+    """At most `size` bytes of `source`. Raises SbctlError `disk.*`."""
+    try:
+        with source.open("rb", buffering=0) as reader:
+            while size > 0 and (piece := reader.read(min(_PIECE_BYTES, size))):
+                size -= len(piece)
+                yield piece
+    except OSError as error:
+        raise fs.disk_error(error, source) from error

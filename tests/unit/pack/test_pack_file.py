@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tarfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from sbctl.base import fs
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import ArtifactError, InputError, SbctlError
 from sbctl.base.file_slice import FileSlice
+from sbctl.pack import reader as reader_module
 from sbctl.pack.layout import header
 from sbctl.pack.manifest import PackEntry, PackManifest, PackTarget, parse_manifest, render_manifest
 from sbctl.pack.reader import open_pack
@@ -99,6 +101,26 @@ def test_a_cached_file_that_changed_is_not_packed(tmp_path: Path) -> None:
     assert refused.value.code == "artifact.digest_mismatch"
     assert "alpha-1.0" in refused.value.message
     assert not (tmp_path / "p").exists()
+
+
+def test_a_cached_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    sources = {sha256_bytes(content): tmp_path / "gone" for _, content in FILES.values()}
+    with pytest.raises(SbctlError) as refused:
+        write_pack(tmp_path / "p", manifest_of(), sources, sign=None, progress=lambda *_: None)
+    assert (refused.value.code, refused.value.place) == ("disk.missing", str(tmp_path / "gone"))
+
+
+def test_a_medium_that_fails_is_no_defect_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = open_pack(packed(tmp_path))
+
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(reader_module, "_opened", lambda _path: Failing())
+    with pytest.raises(InputError) as refused:
+        pack.verify(lambda *_: None)
+    assert refused.value.code == "file.unreadable"
 
 
 def test_a_link_is_not_written_through(tmp_path: Path) -> None:
