@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -15,20 +15,26 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, UsageError
 from sbctl.base.ids import is_id
 from sbctl.cli.workspace import Workspace
+from sbctl.config.compiled import CompiledConfig
 from sbctl.trust.authority import Authority, AuthorityFacts
 from sbctl.trust.authority_directory import NodeRecord
 from sbctl.trust.certificates import certificate_facts, renewal_time
 from sbctl.trust.identity import Grant, is_server_name
-from sbctl.views.cluster_views import IdentityRow
+from sbctl.views.cluster_views import ROLLOVER_STEPS, IdentityRow
 
 __all__ = [
     "IdentitySigner",
     "authority_directory",
     "directory_of",
+    "identity_notes",
     "identity_rows",
     "new_grant",
     "settle_rollover",
 ]
+
+
+_RENEWAL_WARNING: Final = timedelta(days=7)
+_CA_WARNING: Final = timedelta(days=180)
 
 
 def authority_directory(workspace: Workspace) -> Path:
@@ -86,6 +92,27 @@ def identity_rows(workspace: Workspace, facts: AuthorityFacts) -> list[IdentityR
     now = workspace.clock.now()
     before = identity.renew_before_days if identity is not None else None
     return [_row(facts.nodes.get(name) or NodeRecord(node_id=name), now, before) for name in names]
+
+
+def identity_notes(config: CompiledConfig, now: datetime) -> tuple[str, ...]:
+    """What a plan says of identities beside its changes: a rollover under way, renewals that come soon, who is shut out, a CA near its end."""
+    facts, identity = config.authority, config.identity
+    if facts is None or identity is None:
+        return ()
+    notes = [f"CA rollover, step {ROLLOVER_STEPS[facts.rollover]}"] if facts.rollover is not None else []
+    if facts.rollover is None and now > facts.ca_not_after - _CA_WARNING:
+        notes.append(f"the cluster's CA expires on {facts.ca_not_after.date()}: sbctl cluster rotate --ca")
+    soon: list[str] = []
+    for name in sorted(config.hosts):
+        row = _row(facts.nodes.get(name) or NodeRecord(node_id=name), now, identity.renew_before_days)
+        if row.state == "revoked":
+            notes.append(f"{name} has no identity, since it was revoked; sbctl cluster rotate {name} lets it in again")
+        elif row.state == "valid" and row.renews is not None and now > row.renews - _RENEWAL_WARNING:
+            soon.append(name)
+    if soon:
+        listed = ", ".join(soon[:5]) + (" …" if len(soon) > 5 else "")
+        notes.append(f"an apply within {_RENEWAL_WARNING.days} days from now renews the identity of {listed}")
+    return tuple(notes)
 
 
 def _row(record: NodeRecord, now: datetime, renew_before_days: int | None) -> IdentityRow:

@@ -164,7 +164,7 @@ def planned(
             header=_header(workspace, config, observation),
             refresh=request.refresh,
             update=update_of(workspace, request.mode),
-            **_protection(workspace, request.mode, config, tuple(returned.values())),
+            **_protection(workspace, request.mode, config, (*returned.values(), *_identity_notes(workspace, config))),
         )
         plan = build_plan(inputs, PROVIDERS)
         if workspace.pack is not None:
@@ -182,6 +182,14 @@ def update_of(workspace: Workspace, mode: PlanMode) -> UpdatePolicy | None:
         return workspace.loaded.update
     except SbctlError:
         return None
+
+
+def _identity_notes(workspace: Workspace, config: CompiledConfig | None) -> tuple[str, ...]:
+    if config is None or config.authority is None:
+        return ()
+    from sbctl.cli.authority import identity_notes
+
+    return identity_notes(config, workspace.clock.now())
 
 
 class _Protection(TypedDict):

@@ -66,6 +66,8 @@ class AuthorityFacts:
     rollover: RolloverStep | None
     nodes: Mapping[str, NodeRecord]
     keys_here: bool
+    ca_not_after: datetime
+    """Of the CA that issues."""
 
 
 def rollover(
@@ -137,9 +139,8 @@ class Authority:
 
     def facts(self, held: Iterable[Mapping[str, Any]] = ()) -> AuthorityFacts:
         """What plans compare with; needs no private key. `held` as for `rollover`."""
-        current = certificate_facts(self._files.text("ca.pem")).fingerprint
-        following = self._following()
-        trusted, issuer, step = rollover(current, following, held)
+        known = {one.fingerprint: one for one in map(certificate_facts, self._ca_texts())}
+        trusted, issuer, step = rollover(next(iter(known)), self._following(), held)
         return AuthorityFacts(
             cluster_id=self._settings.cluster_id,
             server_name=self._settings.server_name,
@@ -150,6 +151,7 @@ class Authority:
             rollover=step,
             nodes=self._files.nodes(),
             keys_here=self._files.has("ca-key.pem") and self._files.has("authority-signing.key"),
+            ca_not_after=known[issuer].not_after,
         )
 
     def bundle(self, fingerprints: Sequence[str]) -> str:

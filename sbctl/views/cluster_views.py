@@ -17,7 +17,7 @@ from sbctl.trust.authority import Authority, AuthorityFacts
 from sbctl.views.layout import safe
 from sbctl.views.tables import Column, render_fields, render_rows
 
-__all__ = ["IdentityRow", "init_body", "init_text", "status_body", "status_text"]
+__all__ = ["ROLLOVER_STEPS", "IdentityRow", "init_body", "init_text", "status_body", "status_text"]
 
 _FILES: Final = {
     "ca_file": "ca.pem",
@@ -26,10 +26,10 @@ _FILES: Final = {
     "identity_file": "identity.json",
     "authority_verifying_key_file": "authority-verifying.key",
 }
-_ROLLOVER: Final = {
-    "add": "1 of 3: the next apply has every host trust the new CA as well",
-    "reissue": "2 of 3: the next apply gives every host an identity of the new CA",
-    "remove": "3 of 3: the next apply has every host forget the old CA",
+ROLLOVER_STEPS: Final = {
+    "add": "1 of 3: an apply has every host trust the new CA as well",
+    "reissue": "2 of 3: an apply gives every host an identity of the new CA",
+    "remove": "3 of 3: an apply has every host forget the old CA",
 }
 _STYLES: Final = {
     "valid": "green",
@@ -98,10 +98,17 @@ def status_text(authority: Authority, facts: AuthorityFacts, rows: Sequence[Iden
         ("keys", "here" if facts.keys_here else "not here: this copy can plan, not issue"),
     ]
     if facts.rollover is not None:
-        fields.append(("CA rollover", _ROLLOVER[facts.rollover]))
+        fields.append(("CA rollover", ROLLOVER_STEPS[facts.rollover]))
     columns = ("node", Column("state", style_by=_STYLES), Column("epoch", "right"), "valid until", "renews", "roles")
     listed = [
-        (row.node_id, row.state, row.identity_epoch or None, _day(row.not_after), _day(row.renews), ", ".join(row.roles))
+        (
+            row.node_id,
+            row.state,
+            row.identity_epoch or None,
+            _day(row.not_after),
+            _day(row.renews),
+            ", ".join(row.roles),
+        )
         for row in rows
     ]
     return Group(
