@@ -130,11 +130,14 @@ def _step(piece: str) -> _Ends:
     return _number(number_ranges(piece[1:-1])) if piece[0] == "[" else _literal(piece)
 
 
-def _invalid(text: str, why: str) -> InputError:
+_SIGNS: Final = "* is any text, ? one character, [1-4] a range of numbers"
+
+
+def _invalid(text: str, why: str, next_step: str = _SIGNS) -> InputError:
     return InputError(
         "pattern.invalid",
         f'"{display_safe(text, max_chars=120)}" is not a pattern: {why}',
-        next_step="write kind.scope or kind.scope/name; * is any text, ? one character, [1-4] a range of numbers",
+        next_step=next_step,
     )
 
 
@@ -146,7 +149,7 @@ class AddressPattern:
         self.text = text
         kind, dot, rest = text.partition(".")
         if text != "*" and not (dot and rest and kind):
-            raise _invalid(text, "it has no kind")
+            raise _invalid(text, "it has no kind", f"write kind.scope or kind.scope/name; {_SIGNS}")
         scope, slash, name = rest.partition("/")
         self._kind = NamePattern(kind)
         self._scope = NamePattern(scope if dot else "*")

@@ -81,7 +81,7 @@ def _unknown(text: str, connections: Mapping[str, Connection], paths: Iterable[s
 def trust_hosts(request: TrustRequest, scan: Callable[[tuple[Jump, ...]], HostKey]) -> TrustOutcome:
     """Look at every target's key, ask, pin. `scan` tells the key at the end of a way; it is called from several threads.
 
-    Raises RefusedError `trust.nobody_to_ask`, `trust.blind` before anything is connected to; ConfigError for a damaged lock.
+    Raises RefusedError `pin.nobody_to_ask`, `pin.blind` before anything is connected to; ConfigError for a damaged lock.
     """
     _refuse_blind(request)
     work = _Work(request, read_host_lock(request.lock))
@@ -95,24 +95,24 @@ def trust_hosts(request: TrustRequest, scan: Callable[[tuple[Jump, ...]], HostKe
 def _refuse_blind(request: TrustRequest) -> None:
     if request.fingerprint and len(request.targets) != 1:
         raise InputError(
-            "trust.one_fingerprint",
+            "pin.one_fingerprint",
             f"one fingerprint is of one host, and {len(request.targets)} are named",
             next_step="run sbctl host trust NAME --fingerprint SHA256:… for each",
         )
     if request.fingerprint and fingerprint_of_pin(request.fingerprint) is None:
         raise InputError(
-            "trust.bad_fingerprint", "a fingerprint is SHA256: and 43 characters, as ssh-keygen -lf prints it"
+            "pin.bad_fingerprint", "a fingerprint is SHA256: and 43 characters, as ssh-keygen -lf prints it"
         )
     vouched = bool(request.fingerprint) or request.known is not None
     if request.assume_yes and not vouched:
         raise RefusedError(
-            "trust.blind",
+            "pin.blind",
             "--yes alone would pin whoever answers at that address",
             next_step="add --fingerprint SHA256:… as the host's console shows it, or --from a known_hosts file that you trust",
         )
     if request.ask is None and not (request.assume_yes and vouched):
         raise RefusedError(
-            "trust.nobody_to_ask",
+            "pin.nobody_to_ask",
             "there is no terminal on which somebody could compare the fingerprint",
             next_step="pass --yes with --fingerprint SHA256:… or with --from FILE, or run it on a terminal",
         )

@@ -110,7 +110,7 @@ class _Reader:
         if lines and lines[-1] == b"":
             lines.pop()
         else:
-            self._find("cut", "the last line has no end, so it may have been cut", len(lines), "")
+            self._say("lock.cut", "the last line has no end, so it may have been cut", len(lines), "")
             return
         texts = list(self._texts(lines))
         if not self.findings:
@@ -130,19 +130,19 @@ class _Reader:
                     if text.endswith("\r")
                     else "characters that no key line has"
                 )
-                self._find("text_refused", f"the line has {what}", number, text)
+                self._say("lock.text_refused", f"the line has {what}", number, text)
                 text = ""
             yield text
 
     def _head(self, text: str) -> None:
         match = _HEAD_RE.fullmatch(text)
         if match is None:
-            self._find(
-                "no_head", f'the first line must begin with "{_HEAD}"', 1, text, "sbctl host trust writes the file"
+            self._say(
+                "lock.no_head", f'the first line must begin with "{_HEAD}"', 1, text, "sbctl host trust writes the file"
             )
         elif match[1] != "1":
-            self._find(
-                "unsupported_version",
+            self._say(
+                "lock.unsupported_version",
                 f"the file has version {match[1]}; this sbctl reads 1",
                 1,
                 text,
@@ -151,8 +151,8 @@ class _Reader:
 
     def _line(self, number: int, text: str) -> None:
         if text.startswith(("<<<<<<<", "=======", ">>>>>>>", "|||||||")):
-            self._find(
-                "merge_conflict",
+            self._say(
+                "lock.merge_conflict",
                 "a merge was left unfinished here",
                 number,
                 text,
@@ -161,14 +161,14 @@ class _Reader:
             return
         words = text.split(" ")
         if len(words) != 6 or words[4] != "#":
-            self._find("syntax", "this is not a line of the file", number, text, _SHAPE)
+            self._say("lock.syntax", "this is not a line of the file", number, text, _SHAPE)
             return
         name, address, algorithm, blob, _, shown = words
         at = _ADDRESS_RE.fullmatch(address)
         if not is_id(name):
-            self._find("bad_name", "this is not the name of a host", number, text, _SHAPE)
+            self._say("lock.bad_name", "this is not the name of a host", number, text, _SHAPE)
         elif at is None or int(at[3]) > 65535:
-            self._find("bad_address", "this is not ADDRESS:PORT", number, text, _SHAPE)
+            self._say("lock.bad_address", "this is not ADDRESS:PORT", number, text, _SHAPE)
         else:
             self._key(number, text, _Place(name, at[1] or at[2], int(at[3])), (algorithm, blob, shown))
 
@@ -177,12 +177,12 @@ class _Reader:
         try:
             key = parse_host_key(algorithm, blob)
         except ValueError as error:
-            self._find("bad_key", str(error), number, text)
+            self._say("lock.bad_key", str(error), number, text)
             return
         if key.fingerprint != shown:
             message = f"the fingerprint is not that of the key, which is {key.fingerprint}"
-            self._find(
-                "fingerprint_mismatch",
+            self._say(
+                "lock.fingerprint_mismatch",
                 message,
                 number,
                 text,
@@ -193,8 +193,8 @@ class _Reader:
         first = next((each for each in before if each.key.algorithm == algorithm), None)
         if first is not None:
             message = f'host "{place.name}" has two keys of {algorithm}'
-            self._find(
-                "duplicate_key",
+            self._say(
+                "lock.duplicate_key",
                 message,
                 number,
                 text,
@@ -203,10 +203,10 @@ class _Reader:
             return
         before.append(LockedKey(place.name, place.address, place.port, key, number))
 
-    def _find(self, code: str, message: str, line: int, text: str, *notes: str) -> None:
+    def _say(self, code: str, message: str, line: int, text: str, *notes: str) -> None:
         shown = display_safe(text, max_chars=_SHOWN_CHARS)
         span = SourceSpan(self.name, max(1, line), 1, max(1, min(len(shown), _SHOWN_CHARS)), shown)
-        self.findings.append(Diagnostic(f"lock.{code}", message, span, notes=notes))
+        self.findings.append(Diagnostic(code, message, span, notes=notes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,9 @@ class _Gathering:
                 for name in self._matches(document, pattern, chain):
                     self._take(document, where, name, chain)
             except _Refused as refused:
-                self._find(refused.code, refused.sentence, document, where)
+                self._say(refused.code, refused.sentence, document, where)
 
-    def _find(self, code: str, sentence: str, document: Document, where: Path) -> None:
+    def _say(self, code: str, sentence: str, document: Document, where: Path) -> None:
         self.findings.append(Diagnostic(code, sentence, document.value_span(where)))
 
     def _patterns(self, document: Document, *, is_root: bool) -> list[str]:
@@ -85,7 +85,7 @@ class _Gathering:
         if isinstance(written, list) and all(isinstance(each, str) for each in written):
             return written
         if written is not None and not is_root:
-            self._find("config.wrong_type", '"include" must be a list of paths', document, (_INCLUDE,))
+            self._say("config.wrong_type", '"include" must be a list of paths', document, (_INCLUDE,))
         return []
 
     def _matches(self, document: Document, pattern: str, chain: tuple[str, ...]) -> Iterator[str]:
@@ -124,7 +124,7 @@ class _Gathering:
         try:
             included = read_yaml(FilePath(name))
         except InputError as error:
-            self._find(error.code, f"{shown} cannot be included: {error.message}", document, where)
+            self._say(error.code, f"{shown} cannot be included: {error.message}", document, where)
             return
         self._bytes += len(included.text)
         if len(self._seen) > INCLUDE_MAX_FILES or self._bytes > INCLUDE_MAX_BYTES:
@@ -134,7 +134,7 @@ class _Gathering:
                 f"more than {INCLUDE_MAX_FILES} files or {INCLUDE_MAX_BYTES >> 20} MiB are included",
             )
         if included.complete and included.value is not None and not isinstance(included.value, dict):
-            self._find("config.not_a_map", "an included file must be a map of blocks, as sb.yml is", included, ())
+            self._say("config.not_a_map", "an included file must be a map of blocks, as sb.yml is", included, ())
             return
         self.documents.append(included)
         if included.complete and included.value is not None:

@@ -158,11 +158,11 @@ def test_a_host_pinned_in_sb_yml_is_left_to_it(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("terminal", "options", "code"),
     [
-        (True, {"assume_yes": True}, "trust.blind"),
-        (False, {"assume_yes": True}, "trust.blind"),
-        (False, {}, "trust.nobody_to_ask"),
-        (False, {"fingerprint": A.fingerprint}, "trust.nobody_to_ask"),
-        (False, {"known": parse_known_hosts(b"")}, "trust.nobody_to_ask"),
+        (True, {"assume_yes": True}, "pin.blind"),
+        (False, {"assume_yes": True}, "pin.blind"),
+        (False, {}, "pin.nobody_to_ask"),
+        (False, {"fingerprint": A.fingerprint}, "pin.nobody_to_ask"),
+        (False, {"known": parse_known_hosts(b"")}, "pin.nobody_to_ask"),
     ],
 )
 def test_E1_nobody_is_trusted_blindly(scene: Scene, terminal: bool, options: dict[str, object], code: str) -> None:
