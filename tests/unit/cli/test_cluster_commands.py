@@ -1,0 +1,155 @@
+"""`sbctl cluster …` on a directory, and what plans say of identities beside their changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbctl.base.errors import SbctlError
+from sbctl.cli.app import app
+from sbctl.cli.authority import identity_notes, new_grant
+from sbctl.cli.workspace import Workspace
+from sbctl.config.compiled import CompiledConfig
+from sbctl.config.load import load
+from sbctl.trust.authority import Authority
+from sbctl.trust.certificates import create_request, generate_private_key
+from sbctl.trust.identity import Grant
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+FILE = "fleet: {name: prod, identity: {directory: ./cluster}}\nproxy: {http_bind_port: 8080}\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def sbctl(*words: str) -> int:
+    return int(app(args=list(words), prog_name="sbctl", standalone_mode=False))
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    capsys.readouterr()
+    assert sbctl(*words, "--format", "json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(*words: str) -> SbctlError:
+    with pytest.raises(SbctlError) as caught:
+        sbctl(*words)
+    return caught.value
+
+
+def test_init_makes_an_authority_and_prints_the_lines_for_sb_yml(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "sb.yml").write_text("fleet: {name: prod}\nproxy: {http_bind_port: 8080}\n")
+    assert sbctl("cluster", "init") == 0
+    shown = capsys.readouterr().out
+    assert "directory: ./cluster" in shown
+    assert "prod" in shown
+    assert refused("cluster", "init").code == "authority.exists"
+    body = told(
+        capsys, "cluster", "init", "--dir", "other", "--node-id", "gw-a", "--role", "gateway", "--label", "zone=a"
+    )
+    assert (body["command"], body["cluster_id"], body["node_id"]) == ("cluster.init", "prod", "gw-a")
+    assert Path(body["node_key_file"]).stat().st_mode & 0o777 == 0o600
+    assert Path(body["directory"]).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("cluster", "init"), "usage"),
+        (("cluster", "init", "--cluster-id", "a/b"), "usage"),
+        (("cluster", "init", "--cluster-id", "c", "--server-name", "a_b"), "usage"),
+        (("cluster", "init", "--cluster-id", "c", "--node-id", ".."), "usage"),
+        (("cluster", "init", "--cluster-id", "c", "--role", "root"), "usage"),
+        (("cluster", "init", "--cluster-id", "c", "--label", "zone"), "usage"),
+        (("cluster", "init", "--cluster-id", "c", "--label", "z=a", "--label", "z=b"), "usage"),
+        (("cluster", "rotate"), "usage"),
+        (("cluster", "rotate", "a", "--ca"), "usage"),
+        (("cluster", "status"), "authority.missing"),
+        (("cluster", "revoke", "a"), "authority.missing"),
+    ],
+)
+def test_wrong_words_make_nothing(here: Path, words: tuple[str, ...], code: str) -> None:
+    assert refused(*words).code == code
+    assert not (here / "cluster").exists()
+
+
+def issued(directory: Path, *nodes: str, now: datetime = NOW) -> Authority:
+    authority = Authority.open(directory)
+    for node in nodes:
+        grant = Grant(node_id=node, roles=("worker",))
+        authority.issue(create_request(generate_private_key(), node), grant, now=now)
+    return authority
+
+
+def test_status_rotate_and_revoke_tell_what_the_next_apply_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "sb.yml").write_text("fleet: {name: prod}\nproxy: {http_bind_port: 8080}\n")
+    sbctl("cluster", "init")
+    (here / "sb.yml").write_text(FILE)
+    issued(here / "cluster", "local", now=Workspace(here / "sb.yml").clock.now())
+
+    def state() -> str:
+        rows = told(capsys, "cluster", "status")["nodes"]
+        return str(next(row["state"] for row in rows if row["node_id"] == "local"))
+
+    assert state() == "valid"
+    assert told(capsys, "cluster", "rotate", "local")["nodes"] == ["local"]
+    assert state() == "rotation asked"
+    assert told(capsys, "cluster", "revoke", "local", "--reason", "stolen")["revision"] == 1
+    assert state() == "revoked"
+    following = told(capsys, "cluster", "rotate", "--ca")["ca"]
+    assert told(capsys, "cluster", "status")["rollover"] == "remove", "no host holds an identity by the state"
+    assert following in told(capsys, "cluster", "status")["ca"]
+    assert sbctl("cluster", "status") == 0
+    assert "revoked" in capsys.readouterr().out
+
+
+def configured(here: Path, now: datetime) -> CompiledConfig:
+    (here / "sb.yml").write_text(FILE)
+    grant = new_grant("prod", "mesh", "authority", ["authority"], [])
+    if not (here / "cluster").exists():
+        Authority.create(here / "cluster", cluster_id="prod", grant=grant, server_name="mesh", now=NOW)
+        issued(here / "cluster", "local")
+    config = load(here / "sb.yml", environ={}, keyed=None)
+    held = [{"ca": [Authority.open(here / "cluster").facts().issuer], "issuer": "x"}] if now else []
+    return replace(config, authority=Authority.open(here / "cluster").facts(held))
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [(0, None), (37, None), (39, "renews the identity of local"), (3500, "CA expires on 2036")],
+)
+def test_a_plan_says_what_is_due_soon(here: Path, days: int, words: str | None) -> None:
+    notes = identity_notes(configured(here, NOW), NOW + timedelta(days=days))
+    assert any(words in note for note in notes) if words else notes == ()
+
+
+def test_a_plan_says_who_is_shut_out_and_how_far_a_rollover_is(here: Path) -> None:
+    configured(here, NOW)
+    authority = Authority.open(here / "cluster")
+    authority.revoke("local", reason="", now=NOW)
+    first = authority.facts().issuer
+    authority.begin_rollover(now=NOW)
+    facts = authority.facts([{"ca": [first], "issuer": first}])
+    notes = identity_notes(replace(configured(here, NOW), authority=facts), NOW)
+    assert notes[0].startswith("CA rollover, step 1 of 3")
+    assert "sbctl cluster rotate local" in notes[1]
+
+
+def test_a_server_name_that_is_not_the_authority_s_is_refused(here: Path) -> None:
+    configured(here, NOW)
+    (here / "sb.yml").write_text(FILE.replace("./cluster", "./cluster, server_name: elsewhere"))
+    with pytest.raises(SbctlError) as caught:
+        _ = Workspace(here / "sb.yml").config
+    assert caught.value.code == "identity.server_name"
