@@ -164,7 +164,7 @@ class Daemon:
                 clock=SYSTEM_CLOCK,
                 authority=config.authority,
                 username=config.admin_username,
-                password=admin_password(self._settings.paths),
+                password=admin_password(self._settings.paths, os.environ),
                 port=int(admin.getsockname()[1]),
                 bind=config.admin_bind,
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,9 +101,13 @@ def load_trust(paths: NodePaths) -> tuple[TrustSet | None, str | None]:
     return trust, trust_digest(trust)
 
 
-def admin_password(paths: NodePaths) -> Secret:
-    """The admin API's password; made and stored when there is none. Raises SbctlError `disk.*`, InputError `file.*`."""
-    path = paths.secrets / "admin_password"
+def admin_password(paths: NodePaths, environ: Mapping[str, str]) -> Secret:
+    """The admin API's password: the credential that systemd handed over, else the file, made and stored when there is none.
+
+    Raises SbctlError `disk.*`, InputError `file.*`.
+    """
+    credentials = environ.get("CREDENTIALS_DIRECTORY")
+    path = (Path(credentials) if credentials else paths.secrets) / "admin_password"
     try:
         value = read_bounded(path, max_bytes=_PASSWORD_MAX_BYTES).strip()
     except InputError as error:
@@ -110,6 +115,7 @@ def admin_password(paths: NodePaths) -> Secret:
             raise
         value = b""
     if not value:
+        path = paths.secrets / "admin_password"
         value = secrets.token_urlsafe(24).encode()
         ensure_directory(paths.secrets)
         write_atomic(path, value)

@@ -119,14 +119,7 @@ def test_a_broken_upgrade_is_taken_back_and_no_request_is_lost(
     assert load.failures == []
     await_healthy(session, NEXT)
     assert host.ssh("cat /etc/sbctl/runtime.json /etc/systemd/system/sbctl-runtime.*") == before
-    assert host.ssh("ls /etc/sbctl").split() == [
-        "activation.lock",
-        "marker.json",
-        "marker.lock",
-        "runtime.json",
-        "secrets",
-        "trust.json",
-    ]
+    assert "activation" not in host.ssh("ls /etc/sbctl").split()
 
 
 @pytest.mark.parametrize("death", ["the node process is killed", "the link is cut", "power is lost"])

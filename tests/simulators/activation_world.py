@@ -16,7 +16,7 @@ from sbctl.base.digests import canonical_json
 from sbctl.node.messages import RuntimeActivate, RuntimeConfig
 from sbctl.node.paths import PREFIX_VARIABLE, node_paths
 from sbctl.node.snapshot import HostFacts
-from sbctl.runtime.nodeops import runtime_ops
+from sbctl.runtime.nodeops import running, runtime_ops
 from sbctl.runtime.nodeops.activation_end import settle
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
@@ -114,6 +114,10 @@ class ActivationWorld:
         self._pids = 100
         monkeypatch.setattr(runtime_ops, "local_runtime", lambda _context, _init: self.runtime)
         monkeypatch.setattr(runtime_ops, "host_facts", self._facts)
+        monkeypatch.setattr(runtime_ops, "ensure_users", lambda: None)
+        monkeypatch.setattr(runtime_ops, "install_launcher", lambda _paths, _version, _config: False)
+        monkeypatch.setattr(runtime_ops, "launcher_files", lambda _paths: ())
+        monkeypatch.setattr(running, "find_users", lambda: None)
         monkeypatch.setattr(runtime_ops, "refuse_taken_ports", lambda _config, _ours: None)
 
     def _facts(self, _context: NodeContext) -> dict[str, Any]:

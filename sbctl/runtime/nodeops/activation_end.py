@@ -20,6 +20,7 @@ from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.nodeops import activation_journal
 from sbctl.runtime.nodeops.activation_journal import Activation, read_journal
 from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.launcher_units import LAUNCHER_SERVICE
 from sbctl.runtime.nodeops.running import (
     HEALTHY_DEADLINE_S,
     LocalRuntime,
@@ -29,7 +30,7 @@ from sbctl.runtime.nodeops.running import (
     stamp_path,
     stored_stamp,
 )
-from sbctl.runtime.nodeops.snapshot import host_facts
+from sbctl.runtime.nodeops.snapshot import cache_root, host_facts
 from sbctl.runtime.nodeops.units import GUARD_NAME
 from sbctl.runtime.supervise import passed_environment
 
@@ -54,8 +55,10 @@ def roll_back(runtime: LocalRuntime, activation: Activation, cause: SbctlError) 
     try:
         activation_journal.put_back(runtime.paths, activation)
         _sweep(runtime)
+        runtime.give_files(cache_root(runtime.paths))
         if runtime.systemd is not None:
             runtime.systemd.must("daemon-reload")
+            runtime.systemd.ctl("try-restart", LAUNCHER_SERVICE)
         if _is_untouched(runtime, activation):
             activation_journal.end(runtime.paths)
             return cause

@@ -109,7 +109,11 @@ def read_journal(paths: NodePaths) -> Activation | None:
 
 
 def put_back(paths: NodePaths, activation: Activation) -> None:
-    """Everything as it was before. Raises HostError `runtime.activation_damaged`, SbctlError `disk.*`; done again it goes on."""
+    """Everything as it was before. Raises HostError `runtime.activation_damaged`, SbctlError `disk.*`; done again it goes on.
+
+    From the first file on the new one has no chance any more, also for whoever ends this in our place.
+    """
+    fs.remove_file(_switched(paths))
     for entry in activation.kept:
         path = Path(entry["path"])
         match entry.get("kind"):

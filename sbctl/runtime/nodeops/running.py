@@ -22,6 +22,7 @@ from sbctl.runtime.nodeops.units import (
     socket_addresses,
     systemd_of,
 )
+from sbctl.runtime.nodeops.users import find_users, own_directories
 from sbctl.runtime.supervise import start_supervised, stop_supervised, supervisor_of
 
 __all__ = [
@@ -39,6 +40,8 @@ HEALTHY_DEADLINE_S: Final = 60.0
 _STAMP: Final = "activated"
 _START_DEADLINE_S: Final = 300.0
 _POLL_S: Final = 0.1
+_LOOK_S: Final = 1.0
+_RESTARTS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,17 @@ class LocalRuntime:
             return frozenset()
         return socket_addresses(self.systemd.installed())
 
+    @property
+    def has_accounts(self) -> bool:
+        """Whether the runtime and its engines run under accounts of their own."""
+        return self.systemd is not None and self.systemd.kind == "system"
+
+    def give_files(self, cache: Path) -> None:
+        """Let the runtime's account read and write what is its own. Raises HostError `host.ownership_failed`."""
+        accounts = find_users() if self.has_accounts else None
+        if accounts is not None:
+            own_directories(self.paths, cache, accounts)
+
     def must_restart(self, wanted: Wanted) -> bool:
         """Whether what runs is not what the files say."""
         return wanted.differs(self.control.status()) is not None or wanted.stamp != stored_stamp(self.paths)
@@ -155,7 +169,7 @@ class LocalRuntime:
 
     def await_healthy(self, wanted: Wanted, *, deadline_s: float, check: Callable[[], None]) -> Mapping[str, Any]:
         """Its status once it is what is wanted. Raises HostError `runtime.not_healthy`, and what `check` raises."""
-        began = self.clock.monotonic_s()
+        began, looked_s = self.clock.monotonic_s(), 0.0
         while True:
             check()
             status = self.control.status()
@@ -164,8 +178,13 @@ class LocalRuntime:
                 return status
             if self.systemd is None and supervisor_of(self.paths) is None:
                 raise self.not_healthy("its supervisor ended", self._log_tail())
-            if self.clock.monotonic_s() - began > deadline_s:
+            waited_s = self.clock.monotonic_s() - began
+            if waited_s > deadline_s:
                 break
+            if self.systemd is not None and waited_s > looked_s + _LOOK_S:
+                looked_s = waited_s
+                if self.systemd.restarts() >= _RESTARTS_MAX:
+                    raise self.not_healthy(f"it ended {_RESTARTS_MAX} times while it started", self.systemd.why())
             self.clock.sleep_s(_POLL_S)
         said = self.systemd.why() if self.systemd is not None else self._log_tail()
         raise self.not_healthy(f"after {deadline_s:.0f} s {missing}", said)

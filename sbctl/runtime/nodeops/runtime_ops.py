@@ -31,6 +31,7 @@ from sbctl.runtime.nodeops import activation_journal
 from sbctl.runtime.nodeops.activation_end import commit, post_guard, roll_back, settle
 from sbctl.runtime.nodeops.activation_journal import Activation
 from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.launcher_units import install_launcher, launcher_files
 from sbctl.runtime.nodeops.running import (
     HEALTHY_DEADLINE_S,
     LocalRuntime,
@@ -42,6 +43,7 @@ from sbctl.runtime.nodeops.running import (
 )
 from sbctl.runtime.nodeops.snapshot import cache_root, host_facts, stored_config
 from sbctl.runtime.nodeops.units import GUARD_NAME, Units, render_units, socket_addresses, units_digest
+from sbctl.runtime.nodeops.users import ensure_users
 from sbctl.runtime.settings import load_trust
 from sbctl.trust.bundle import TrustSet
 from sbctl.trust.verifier import trust_digest, verify_trust
@@ -59,6 +61,7 @@ class _Prepared:
     """All that will stand on the host, before any of it does."""
 
     wanted: Wanted
+    config: RuntimeConfig
     files: Mapping[Path, bytes]
     """0600 each."""
     units: Units
@@ -160,7 +163,8 @@ def _prepare(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntim
     if trust != current:
         files[paths.trust] = params.trust_envelope.encode()
     stamp = sha256_bytes(b"\0".join(((units_digest(units) or "").encode(), password)))
-    return _Prepared(Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp), files, units)
+    wanted = Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp)
+    return _Prepared(wanted, config, files, units)
 
 
 def _current_trust(paths: NodePaths) -> TrustSet | None:
@@ -211,6 +215,8 @@ def _replace(
     context: NodeContext, runtime: LocalRuntime, prepared: _Prepared, status: Mapping[str, Any] | None, *, restart: bool
 ) -> Mapping[str, Any]:
     """What stands by what was prepared, and run it. From here on nothing is left half done, whoever goes away."""
+    if runtime.has_accounts:
+        ensure_users()
     if runtime.systemd is not None:
         runtime.systemd.verify(prepared.units)
     rebind = runtime.systemd is not None and socket_addresses(runtime.systemd.installed()) != socket_addresses(
@@ -248,7 +254,7 @@ def _keep_former(
     previous = Wanted(version, config_sha256, load_trust(paths)[1], stored_stamp(paths))
     replaced = [paths.runtime_config, paths.trust, paths.secrets / _PASSWORD, stamp_path(paths), paths.current]
     if systemd is not None:
-        replaced.extend(systemd.unit_paths())
+        replaced.extend((*systemd.unit_paths(), *launcher_files(paths)))
     return activation_journal.begin(
         paths,
         replaced,
@@ -274,7 +280,11 @@ def _switch(
     for path, data in prepared.files.items():
         if _stored(path) != data:
             fs.write_atomic(path, data, mode=0o600)
-    fs.ensure_directory(cache_root(paths), mode=0o755)
+    cache = cache_root(paths)
+    fs.ensure_directory(cache, mode=0o755)
+    runtime.give_files(cache)
+    if runtime.has_accounts:
+        install_launcher(paths, paths.version(wanted.version), prepared.config)
     if runtime.systemd is not None:
         runtime.systemd.install(prepared.units)
     if link_version(paths.current) != wanted.version:

@@ -23,7 +23,9 @@ from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.resources import data_path
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
+from sbctl.runtime.launcher.site import SOCKET_PATH as LAUNCHER_SOCKET_PATH
 from sbctl.runtime.nodeops.programs import Finished, run_program
+from sbctl.runtime.nodeops.users import RUNTIME_USER
 
 __all__ = [
     "GUARD_NAME",
@@ -86,6 +88,9 @@ def render_units(
             "python": version_directory / "bin" / "python",
             "state": paths.state,
             "cache": Path(config.cache_directory) if config.cache_directory else paths.models,
+            "user": RUNTIME_USER,
+            "launcher": LAUNCHER_SOCKET_PATH,
+            "secrets": paths.secrets,
             "sockets": bool(addresses),
             "socket_name": SOCKET_NAME,
             "stop_s": config.shutdown_deadline_ms // 1000 + _STOP_MARGIN_S,
@@ -153,6 +158,11 @@ class Systemd:
 
     def is_active(self, name: str = UNIT_NAME) -> bool:
         return self.ctl("is-active", "--quiet", name).returncode == 0
+
+    def restarts(self) -> int:
+        """How often the runtime was started anew by itself since somebody started it; 0 when nobody can tell."""
+        told = self.ctl("show", "--property=NRestarts", "--value", UNIT_NAME).output.strip()
+        return int(told) if told.isdigit() else 0
 
     def installed(self) -> Units:
         """The units of ours that stand there."""

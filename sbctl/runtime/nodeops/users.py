@@ -3,7 +3,7 @@
     sbctl          the runtime: owns its state and the model cache, reads its configuration
     sbctl-engine   the engines: owns nothing, reads weights and programs, which everybody may read
 
-    /etc/sbctl           root:sbctl   directories 02750, files 0640       (engines get no further than the door)
+    /etc/sbctl           root:sbctl   directories 02750, files 0640       (engines get no further than the door); `secrets` are root's
     /var/lib/sbctl       sbctl:sbctl  the top 0700
     the model cache      sbctl:sbctl  the top 0755
     /opt/sbctl           root
@@ -46,6 +46,8 @@ ENGINE_USER: Final = "sbctl-engine"
 _COMMENTS: Final = {RUNTIME_USER: "sbctl runtime", ENGINE_USER: "sbctl engines"}
 _NO_LOGIN: Final = ("/usr/sbin/nologin", "/sbin/nologin", "/usr/bin/nologin", "/bin/false", "/usr/bin/false")
 _DEADLINE_S: Final = 60.0
+_ROOTS_OWN: Final = frozenset({"secrets", "activation", "activation.lock", "marker.lock"})
+"""In the configuration directory, for root alone: systemd hands secrets to the runtime as credentials."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -98,7 +100,7 @@ def own_directories(paths: NodePaths, cache: Path, accounts: Accounts) -> None:
     Only what exists is touched; done again it changes nothing. Raises HostError `host.ownership_failed`.
     """
     try:
-        _own(paths.etc, 0, accounts.runtime_gid, modes=(0o2750, 0o640))
+        _own(paths.etc, 0, accounts.runtime_gid, modes=(0o2750, 0o640), leave=_ROOTS_OWN)
         _own(paths.state, accounts.runtime_uid, accounts.runtime_gid, top=0o700)
         _own(cache, accounts.runtime_uid, accounts.runtime_gid, top=0o755)
     except OSError as error:
@@ -260,6 +262,7 @@ def _own(
     *,
     top: int | None = None,
     modes: tuple[int, int] | None = None,
+    leave: frozenset[str] = frozenset(),
 ) -> None:
     try:
         fd = os.open(root, _DIRECTORY)
@@ -268,14 +271,16 @@ def _own(
     try:
         change = _Change(uid, gid, modes, was_roots=os.fstat(fd).st_uid == 0)
         # From the leaves up, so that an interrupted change still knows the tree as root's.
-        _own_below(fd, change)
+        _own_below(fd, change, leave)
         _own_one(fd, change, modes[0] if modes is not None else top)
     finally:
         os.close(fd)
 
 
-def _own_below(fd: int, change: _Change) -> None:
+def _own_below(fd: int, change: _Change, leave: frozenset[str] = frozenset()) -> None:
     for name in sorted(os.listdir(fd)):
+        if name in leave:
+            continue
         kind = _kind(fd, name)
         if kind is None or not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
             continue

@@ -23,7 +23,7 @@ def test_configuration_trust_and_password_as_the_node_interface_writes_them(tmp_
     assert settings.config_sha256 == sha256_bytes(paths.runtime_config.read_bytes())
     assert settings.cache_directory == paths.models
     assert load_trust(paths) == (operator.trust, trust_digest(operator.trust))
-    assert admin_password(paths).reveal() == b"correct horse"
+    assert admin_password(paths, {}).reveal() == b"correct horse"
 
 
 def test_a_missing_trust_set_is_none_and_a_missing_password_is_made_once(tmp_path: Path) -> None:
@@ -31,9 +31,9 @@ def test_a_missing_trust_set_is_none_and_a_missing_password_is_made_once(tmp_pat
     paths.trust.unlink()
     (paths.secrets / "admin_password").unlink()
     assert load_trust(paths) == (None, None)
-    made = admin_password(paths)
+    made = admin_password(paths, {})
     assert len(made.reveal()) >= 32
-    assert admin_password(paths) == made
+    assert admin_password(paths, {}) == made
     assert (paths.secrets / "admin_password").stat().st_mode & 0o777 == 0o600
 
 
@@ -88,3 +88,9 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SbctlError) as caught:
         prepare_directories(paths, (paths.engine_records,))
     assert caught.value.code == "runtime.unsafe_directory"
+
+
+def test_a_credential_of_the_service_manager_comes_before_the_file(tmp_path: Path) -> None:
+    paths = prepare_node(tmp_path / "node", Operator())
+    (tmp_path / "admin_password").write_bytes(b"handed over")
+    assert admin_password(paths, {"CREDENTIALS_DIRECTORY": str(tmp_path)}).reveal() == b"handed over"
