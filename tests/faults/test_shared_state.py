@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import LockedError, RefusedError, SbctlError, StateError, UnreachableError
 from sbctl.state.settings import EncryptionSettings, StateSettings
 from sbctl.state.sharing import read_seen
@@ -523,3 +524,54 @@ def test_a_server_that_is_away_for_a_while_is_tried_again(pair: tuple[Checkout, 
         run.finish("applied")
     assert any("tried again" in each for each in a.notes)
     assert len(b.plan()) == 1
+
+
+def test_operators_racing_over_http_lose_nothing(server: StateServer, tmp_path: Path) -> None:
+    settings = StateSettings("http", server.url())
+    failures: list[BaseException] = []
+
+    def operate(number: int) -> None:
+        checkout = Checkout(tmp_path / f"o{number}", settings, clock=SYSTEM_CLOCK)
+        try:
+            for turn in range(2):
+                with checkout.writing(timeout_s=120) as (store, _):
+                    run = store.begin_run(APPLY, [desired(number)])
+                    run.record(recorded(10 * number + turn))
+                    run.finish("applied")
+        except BaseException as error:  # told to the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=operate, args=(number,)) for number in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert failures == []
+    judge = Checkout(tmp_path / "judge", settings)
+    assert len(judge.plan()) == 6
+    assert [run.serial for run in judge.world.store().history()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_B1_every_write_of_a_run_may_fail_and_nothing_is_lost(server: StateServer, tmp_path: Path) -> None:
+    """The n-th request of any kind breaks for good, for every n: the next command from here sends what was not sent."""
+    settings = StateSettings("http", server.url())
+    a, b = Checkout(tmp_path / "a", settings), Checkout(tmp_path / "b", settings)
+    a.apply(1)
+    for number in range(2, 9):
+        server.fail(*_after(number - 2))
+        with contextlib.suppress(SbctlError):
+            a.apply(number)
+        server.faults.clear()
+        holder = server.place().holder
+        if holder is not None:
+            a.session(a.world.store()).break_lock(holder["ID"])
+        with a.writing():
+            pass
+        b.plan()
+        assert b.world.store().read().resources == a.world.store().read().resources
+        b.apply(100 + number)
+        a.plan()
+
+
+def _after(count: int) -> list[tuple[str, str]]:
+    return [("*", "")] * count + [("*", "lost")] * 40
