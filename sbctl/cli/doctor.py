@@ -198,6 +198,7 @@ def host_checks(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:
         "the runtime is kept by a small parent process and does not come back after a reboot",
         host=name,
     )
+    yield from _service(name, snapshot)
     free = snapshot.disk.cache_free_bytes
     yield Check(
         "disk",
@@ -206,6 +207,17 @@ def host_checks(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:
         f"free at least {format_bytes(_RUNTIME_DISK_BYTES)}",
         host=name,
     )
+
+
+def _service(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:
+    """Only what an operator should know: the host is out of service, or somebody changes it."""
+    drain, lease = snapshot.drain, snapshot.lease
+    if drain is not None and drain.persistent:
+        said = f"out of service since {drain.since}, by {drain.by}"
+        yield Check("in service", "warn", said, f"sbctl host resume {name}", name)
+    if lease is not None:
+        said = f"{lease.owner} is changing it ({lease.purpose}) since {lease.since}"
+        yield Check("lease", "warn", said, "wait for it; apply does so with --lock-timeout SECONDS", name)
 
 
 def _python(name: str, facts: HostFacts) -> Check:

@@ -96,7 +96,13 @@ AllowUnreachable = Annotated[bool, typer.Option("--allow-unreachable", help="Go 
 AllowEmpty = Annotated[bool, typer.Option("--allow-empty", help="Allow a plan that removes every deployment.")]
 Parallelism = Annotated[int, typer.Option("--parallelism", min=1, max=64, help="Hosts at once.")]
 LockTimeout = Annotated[
-    float, typer.Option("--lock-timeout", min=0, metavar="SECONDS", help="How long to wait for the state's lock.")
+    float,
+    typer.Option(
+        "--lock-timeout",
+        min=0,
+        metavar="SECONDS",
+        help="How long to wait for the state's lock, and then for a host that somebody else changes.",
+    ),
 ]
 ReadersLockTimeout = Annotated[
     float,

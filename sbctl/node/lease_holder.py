@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -47,14 +48,10 @@ class LeaseHolder:
         """Hold the lease. A holder of the same run, or one that fell silent, is ended. Raises LockedError `host.leased`, SbctlError."""
         end_s = time.monotonic() + self._grace_s
         while True:
-            fd, holder = self._try_lock()
+            fd, holder = self._try_lock(str(claim["run"]))
             if fd is not None:
                 break
-            if holder and (holder.get("run") == claim["run"] or not is_fresh(holder)):
-                _end(holder)
-            elif time.monotonic() >= end_s:
-                raise _leased(holder)
-            if time.monotonic() >= end_s + self._grace_s:
+            if time.monotonic() >= end_s:
                 raise _leased(holder)
             time.sleep(_POLL_S)
         self._told = {
@@ -73,16 +70,27 @@ class LeaseHolder:
             raise
         return {}
 
-    def _try_lock(self) -> tuple[int | None, dict[str, Any]]:
-        """The locked file, or what its holder says."""
+    def _try_lock(self, run: str) -> tuple[int | None, dict[str, Any]]:
+        """The locked file, or what its holder says; one that must not go on is ended first."""
         if not self.paths.state.is_dir():
             fs.ensure_directory(self.paths.state, mode=0o755)
             self._made_directory = True
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            os.close(fd)
+            raise HostError(
+                "host.lease_damaged",
+                "the lease of this host is no file of its own",
+                place=self.path,
+                next_step="look who put it there, then remove it",
+            )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             told = parse_lease(os.pread(fd, LEASE_MAX_BYTES, 0))
+            if told and (told.get("run") == run or not is_fresh(told)):
+                _end(told, fd)
             os.close(fd)
             return None, told
         if not _is_file(fd, self.path):  # its last holder removed it while we waited
@@ -121,9 +129,9 @@ class LeaseHolder:
             os.close(fd)
 
 
-def _is_file(fd: int, path: str) -> bool:
+def _is_file(fd: int, path: str, *, follow: bool = False) -> bool:
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=follow))
     except OSError:
         return False
 
@@ -137,12 +145,15 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _end(holder: Mapping[str, Any]) -> None:
-    """End a holder that must not go on; a process that merely has its number is left alone."""
+def _end(holder: Mapping[str, Any], fd: int) -> None:
+    """End a holder that must not go on. The file may be written by the runtime's account, so a process that has not even opened the file,
+    or merely has the number of one that had, is left alone."""
     pid = holder.get("pid")
     if isinstance(pid, int) and pid > 1 and pid != os.getpid() and holder.get("started") == _started(pid):
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+            opened = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+            if any(_is_file(fd, path, follow=True) for path in opened):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _wall(in_s: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
-from sbctl.base.errors import LockedError
+from sbctl.base.errors import HostError, LockedError
 from sbctl.node import lease_file
 from sbctl.node.lease import LeaseClaim
 from sbctl.node.lease_file import read_lease
-from sbctl.node.lease_holder import LeaseHolder
+from sbctl.node.lease_holder import LeaseHolder, _started
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.remote.host_lease import HostLease, open_lease
 from sbctl.remote.local import LocalTransport
@@ -156,6 +157,32 @@ def test_a_stopped_holder_is_ended_when_its_time_is_over(paths: NodePaths, open_
     told = read_lease(paths)
     assert told is not None
     assert told["owner"] == "ci@runner"
+
+
+def test_a_process_that_does_not_hold_the_lease_is_never_ended_for_it(paths: NodePaths) -> None:
+    """The file belongs to the runtime's account: what it says must not make root kill a stranger."""
+    with subprocess.Popen(["/bin/sleep", "300"]) as stranger:
+        holder = LeaseHolder(paths)
+        holder.take(_document(OURS))
+        path = Path(lease_file.lease_path(paths))
+        told = json.loads(path.read_text())
+        told["pid"], told["started"] = stranger.pid, _started(stranger.pid)
+        path.write_text(json.dumps(told))
+        with pytest.raises(LockedError):
+            LeaseHolder(paths, grace_s=0.3).take(_document(OURS))
+        assert stranger.poll() is None
+        stranger.kill()
+    holder.give_back()
+
+
+def test_a_lease_that_is_a_link_to_another_file_is_refused(paths: NodePaths, tmp_path: Path) -> None:
+    paths.state.mkdir(parents=True)
+    other = tmp_path / "other"
+    other.write_text("precious")
+    os.link(other, lease_file.lease_path(paths))
+    with pytest.raises(HostError, match="no file of its own"):
+        LeaseHolder(paths).take(_document(OURS))
+    assert other.read_text() == "precious"
 
 
 def test_a_lease_of_another_boot_counts_for_nothing(paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
