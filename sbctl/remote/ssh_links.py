@@ -89,7 +89,7 @@ class SshLinks:
                     # The shared connection to the jump was found dead.
                     self._forget(path[:-1], through)
                     if attempt:
-                        raise lost(hop_place(path[:-1])) from error
+                        raise lost(hop_place(path[:-1] or path)) from error
                     continue
                 finally:
                     self._starts.release()

@@ -200,7 +200,8 @@ def _connection(connection: Connection) -> str:
     if connection.kind == "local":
         return "this machine"
     user = f"{connection.user}@" if connection.user else ""
-    return f"ssh {user}{connection.address}:{connection.port}"
+    way = f" through {', '.join(jump.name for jump in connection.jumps)}" if connection.jumps else ""
+    return f"ssh {user}{connection.address}:{connection.port}{way}{', root by sudo' if connection.become else ''}"
 
 
 def _indented(content: Mapping[str, Any]) -> list[Text]:

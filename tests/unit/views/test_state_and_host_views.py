@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console, RenderableType
 
-from sbctl.base.connection import Connection
+from sbctl.base.connection import Connection, Jump
 from sbctl.state.model import OpenIntent, RunInfo, RunSummary, StateView
 from sbctl.views.host_views import (
     Check,
@@ -66,10 +66,16 @@ def test_one_resource_is_shown_with_spec_and_record() -> None:
     one = replace(
         RESOURCES[address("deployment.a/chat")],
         record={"revision": 3},
-        connection=Connection("ssh", "10.0.0.1", user="ops"),
+        connection=Connection("ssh", "10.0.0.1", user="ops", become="sudo", jumps=(Jump("bastion", "b"),)),
     )
     text = shown(recorded_text(one))
-    for part in ("deployment.a/chat", "ssh ops@10.0.0.1:22", "bundle.a", '"max_concurrency": 4', '"revision": 3'):
+    for part in (
+        "deployment.a/chat",
+        "ssh ops@10.0.0.1:22 through bastion, root by sudo",
+        "bundle.a",
+        '"max_concurrency": 4',
+        '"revision": 3',
+    ):
         assert part in text
     body = recorded_body(one)
     assert body["member_of"] == "bundle.a"
