@@ -25,7 +25,7 @@ from sbctl.node.lease import LeaseClaim
 from sbctl.node.messages import Method
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.session import HostSession
-from sbctl.remote.transport import Progress, no_progress
+from sbctl.remote.transport import Progress, lost, no_progress
 
 __all__ = ["RelayHost", "RelayedSession", "SiteRelay"]
 
@@ -192,6 +192,7 @@ class RelayedSession:
         self._is_relay = relay.site.host == inner.host
         self._has_runtime = has_runtime
         self._direct = False
+        self._closed = False
         if self._is_relay:
             relay.note_work(begun=True)
 
@@ -227,6 +228,7 @@ class RelayedSession:
             try:
                 self._put_by_relay(sha256, source, size, deadline_s, progress)
             except _Unusable as why:
+                self._require_open()
                 self._direct = True
                 self._note(f"{self.host}: sent directly, not through {self._relay.site.host}: {why}")
             else:
@@ -237,9 +239,15 @@ class RelayedSession:
         self._inner.take_lease(claim, wait_s=wait_s, deadline_s=deadline_s, cancelled=cancelled)
 
     def close(self) -> None:
+        self._closed = True
         if self._is_relay:
             self._relay.note_work(begun=False)
         self._inner.close()
+
+    def _require_open(self) -> None:
+        """Raises UnreachableError `remote.lost` once the run has closed this session, so that nothing is begun after that."""
+        if self._closed:
+            raise lost(self.host)
 
     def _set_runtime(self, *, there: bool) -> None:
         self._has_runtime = there
@@ -252,6 +260,7 @@ class RelayedSession:
 
         def to_relay(done: int, _total: int | None) -> None:
             nonlocal sent
+            self._require_open()
             sent = done // 2
             progress(sent, size)
 

@@ -28,8 +28,9 @@ __all__ = ["BlobListener"]
 
 _PIECE_BYTES: Final = 1 << 20
 _LIFE_S: Final = 6 * 3600.0
-_HANDSHAKE_S: Final = 10.0
+_HANDSHAKE_S: Final = 30.0
 _START_S: Final = 30.0
+_STOP_S: Final = 10.0
 _MAX_STREAMS: Final = 64
 _RANGE: Final = re.compile(r"bytes=([0-9]{1,18})-")
 
@@ -84,7 +85,7 @@ class BlobListener:
         if loop is not None and end is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(end.set)
-            self._thread.join(_HANDSHAKE_S)
+            self._thread.join(_STOP_S)
         files, self._files = self._files, {}
         for fd, _ in files.values():
             os.close(fd)

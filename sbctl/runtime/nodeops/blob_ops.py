@@ -21,7 +21,7 @@ from sbctl.runtime.nodeops.snapshot import cache_root
 __all__ = ["fetch_blob", "serve_blobs"]
 
 _LISTENER: Final = "blob_listener"
-_CONNECT_S: Final = 15.0
+_CONNECT_S: Final = 30.0
 _PIECE_BYTES: Final = 1 << 20
 
 

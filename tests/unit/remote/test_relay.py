@@ -215,6 +215,16 @@ def test_a_relay_whose_own_work_ended_without_a_runtime_is_not_waited_for(tmp_pa
     assert world.notes == ["a: sent directly, not through r: it has no runtime yet"]
 
 
+def test_a_session_that_is_closed_while_it_waits_begins_nothing(tmp_path: Path) -> None:
+    world = _world(tmp_path, has_runtime=False)
+    world.session("r", has_runtime=False)
+    neighbour = world.session("a")
+    with pytest.raises(UnreachableError) as refused:
+        neighbour.put(DIGEST, world.source, deadline_s=60, progress=lambda *_: neighbour.close())
+    assert refused.value.code == "remote.lost"
+    assert world.site.sent == []
+
+
 def test_a_relay_that_never_begins_is_not_waited_for_long(tmp_path: Path) -> None:
     clock = ManualClock()
     world = _world(tmp_path, has_runtime=False, clock=clock)
