@@ -100,7 +100,7 @@ def _parsed(raw: bytes) -> tuple[str, tuple[str, ...], HostKey] | None:
     if words[0].startswith(b"@"):
         marker = words.pop(0).decode("ascii", "replace")
     if marker == "@cert-authority":
-        raise ValueError("a certificate authority: sbctl pins the keys of single hosts, so it is left out")
+        raise ValueError("a certificate authority: only the keys of single hosts are pinned, so it is left out")
     if marker not in ("", "@revoked"):
         raise ValueError("the marker is none of @cert-authority and @revoked")
     if len(words) < 3:

@@ -16,7 +16,8 @@ _COMMAND = re.compile(r"`?\bsbctl ([a-z]+(?: (?:list|show|history|pull|push|rm|i
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 _PROSE = {"serves", "is", "was", "reads", "knows", "installs", "fetches", "removes", "sends", "may", "can", "cannot", "does", "has", "that", "and", "of", "with",
           "runs", "runtime", "itself", "writes", "or", "on", "over", "needs", "for", "enforces", "manages", "keeps",
-          "by", "where", "could", "forget", "again", "neither", "delivers"}  # fmt: skip
+          "by", "where", "could", "forget", "again", "neither", "delivers",
+          "issues", "aside"}  # fmt: skip
 _FOREIGN_FLAGS = {
     "--user",
     "--no-index",
