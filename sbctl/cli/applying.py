@@ -102,6 +102,7 @@ def apply(
             raise refusal.error()
         if not found.plan.actionable:
             _note_only(workspace, request, found)
+            settle_rollover(workspace, found.config)
             require_healthy(found)
             return found.plan, None
         if not request.assume_yes and not confirm(found.plan):
@@ -234,9 +235,7 @@ def _carry_out(
             cancel=cancel,
             given_up=given_up,
         )
-    if found.config is not None and found.config.authority is not None and found.config.authority.rollover == "remove":
-        workspace.forget()
-        settle_rollover(workspace)
+    settle_rollover(workspace, found.config)
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from sbctl.base.clock import Clock
-from sbctl.base.errors import RefusedError, UsageError
+from sbctl.base.errors import RefusedError, SbctlError, UsageError
 from sbctl.base.ids import is_id
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
@@ -171,9 +171,19 @@ class IdentitySigner:
         }
 
 
-def settle_rollover(workspace: Workspace) -> bool:
-    """After an apply: where every host trusts the next CA alone, it becomes the current one. Whether it did."""
-    if workspace.loaded.identity is None:
-        return False
-    authority = Authority.open(authority_directory(workspace))
-    return authority.finish_rollover(workspace.held_identities(), now=workspace.clock.now())
+def settle_rollover(workspace: Workspace, config: CompiledConfig | None) -> None:
+    """At the end of an apply: where every host trusts the next CA alone, it becomes the current one. What keeps it from that is told, since the
+    apply itself is done; the next one tries again."""
+    if config is None or config.authority is None or config.authority.rollover != "remove":
+        return
+    from sbctl.views.console import note
+
+    workspace.forget()
+    try:
+        authority = Authority.open(authority_directory(workspace))
+        done = authority.finish_rollover(workspace.held_identities(), now=workspace.clock.now())
+    except SbctlError as error:
+        note(f"the old CA is still in the authority's directory: {error.message}; the next apply tries again")
+        return
+    if done:
+        note("the CA rollover is complete: the old CA's key is destroyed")

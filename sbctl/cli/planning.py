@@ -218,7 +218,8 @@ def plan_against(workspace: Workspace, base_file: Path) -> Plan:
     """Two files compared offline: no host and no state is touched. Raises ConfigError for either."""
     workspace.offline = True
     proposed = workspace.config
-    base = Workspace(base_file, workspace.environ, workspace.clock, offline=True).loaded
+    base_workspace = Workspace(base_file, workspace.environ, workspace.clock, offline=True)
+    base = base_workspace.with_authority(base_workspace.loaded)
     before = desired_of(
         replace(base, lineage=proposed.lineage, signers=base.signers or proposed.signers, key_epoch=proposed.key_epoch)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
@@ -18,8 +18,10 @@ from sbctl.base.update_policy import UpdatePolicy
 from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.config.host_lock import LOCK_NAME
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
-from sbctl.trust.authority import AuthorityFacts
 from sbctl.trust.bundle import ApiKeyEntry
+
+if TYPE_CHECKING:
+    from sbctl.trust.authority import AuthorityFacts
 
 __all__ = [
     "CompiledConfig",

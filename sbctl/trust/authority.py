@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -68,6 +68,22 @@ class AuthorityFacts:
     keys_here: bool
     ca_not_after: datetime
     """Of the CA that issues."""
+
+    @classmethod
+    def unread(cls, server_name: str | None) -> AuthorityFacts:
+        """Stands for an authority that nobody asked: what two files say of identities can be compared without it."""
+        return cls(
+            "",
+            server_name or "",
+            "",
+            (),
+            "",
+            0,
+            None,
+            {},
+            keys_here=False,
+            ca_not_after=datetime.max.replace(tzinfo=UTC),
+        )
 
 
 def rollover(

@@ -24,7 +24,8 @@ def list_(file: File = Path("sb.yml"), format: Format = OutputFormat.TEXT) -> in
 
     workspace = Workspace(file)
     if workspace.file.exists():
-        signers, epoch = dict(workspace.config.signers or {}), workspace.config.key_epoch
+        config = workspace.with_signers(workspace.loaded)
+        signers, epoch = dict(config.signers or {}), config.key_epoch
     else:
         state = workspace.require_state()
         signers, epoch = dict(state.signers), state.key_epoch

@@ -153,3 +153,15 @@ def test_a_server_name_that_is_not_the_authority_s_is_refused(here: Path) -> Non
     with pytest.raises(SbctlError) as caught:
         _ = Workspace(here / "sb.yml").config
     assert caught.value.code == "identity.server_name"
+
+
+def test_two_files_are_compared_without_the_authority(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "base.yml").write_text(FILE)
+    (here / "sb.yml").write_text(FILE.replace("name: prod", "name: prod, defaults: {labels: {zone: b}}"))
+    assert not (here / "cluster").exists()
+    assert sbctl("plan", "--against", "base.yml") == 2
+    shown = capsys.readouterr().out
+    assert "certificate.local" in shown
+    assert "labels.zone" in shown
+    (here / "base.yml").write_text((here / "sb.yml").read_text())
+    assert sbctl("plan", "--against", "base.yml") == 0
