@@ -17,6 +17,7 @@ from sbctl.runtime.launcher.protocol import LINE_MAX_BYTES, pack, unpack
 __all__ = ["LauncherClient"]
 
 _QUICK_S: Final = 60.0
+_START_S: Final = 120.0
 _AGAIN_S: Final = 0.5
 _ATTEMPTS: Final = 4
 
@@ -27,9 +28,9 @@ class LauncherClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def start(self, spec: Mapping[str, Any], *, deadline_s: float = _QUICK_S) -> Mapping[str, Any]:
-        """{"unit", "pid", "invocation"} of an engine whose program runs."""
-        return await self._ask({"op": "start", "spec": dict(spec)}, deadline_s)
+    async def start(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """{"unit", "pid", "invocation"} of an engine whose program runs. Whether it was started is not known when no answer comes."""
+        return await self._ask({"op": "start", "spec": dict(spec)}, _START_S)
 
     async def stop(self, unit: str, *, grace_s: float) -> None:
         """Returns when nothing of it is left; at once when nothing is there."""
@@ -39,10 +40,6 @@ class LauncherClient:
         """Every engine unit: {"unit", "pid", "invocation", "running"}."""
         answer = await self._ask_again({"op": "list"}, _QUICK_S)
         return list(answer["engines"])
-
-    async def pids(self, unit: str) -> frozenset[int]:
-        answer = await self._ask_again({"op": "pids", "unit": unit}, _QUICK_S)
-        return frozenset(answer["pids"])
 
     async def prove(self, unit: str, port: int | None) -> None:
         """Raises EngineError `engine_not_ours`, `engine_exposed`, `engine_health_failed`."""

@@ -107,10 +107,6 @@ class EngineUnits:
     async def exist(self) -> bool:
         return bool(await self._units.listed())
 
-    async def pids(self, unit: str) -> dict[str, Any]:
-        token_of(unit)
-        return {"pids": sorted(self._units.pids((await self._units.show(unit)).cgroup))}
-
     async def prove(self, unit: str, port: int | None) -> dict[str, Any]:
         """Raises EngineError `engine_not_ours`, `engine_exposed`, `engine_health_failed`."""
         socket = engine_socket(token_of(unit), self._sockets)

@@ -4,7 +4,6 @@
     {"op": "stop", "unit", "grace_s"}               → {}                              when nothing of it is left
     {"op": "stop_all"}                              → {"stopped": number}
     {"op": "list"}                                  → {"engines": [{"unit", "pid", "invocation", "running"}]}
-    {"op": "pids", "unit"}                          → {"pids": [number]}
     {"op": "prove", "unit", "port"}                 → {}                              its own process listens at its address
     {"op": "lines", "invocation", "count"}          → {"lines": [text]}
     {"op": "wait", "unit", "invocation"}            → {"returncode": number|null, "result"}     when it has ended

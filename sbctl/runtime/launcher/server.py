@@ -129,6 +129,10 @@ class LauncherServer:
             await self._converse(reader, writer)
         except ConnectionError:
             pass
+        except asyncio.CancelledError:
+            # The launcher ends. asyncio would report a connection that ends by its cancellation as an error.
+            if not self._stopping.is_set():
+                raise
         finally:
             self._connections.discard(task)
             writer.close()
@@ -203,8 +207,6 @@ class LauncherServer:
                 return await _finished(self._engines.stop_all())
             case {"op": "list", **rest} if not rest:
                 return await self._engines.listed()
-            case {"op": "pids", "unit": str(unit), **rest} if not rest:
-                return await self._engines.pids(unit)
             case {"op": "prove", "unit": str(unit), "port": int() | None as port, **rest} if not rest:
                 return await self._engines.prove(unit, port)
             case {"op": "lines", "invocation": str(invocation), "count": int(count), **rest} if not rest:

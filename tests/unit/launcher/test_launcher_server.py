@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,6 @@ async def test_an_engine_starts_is_listed_says_its_last_words_and_stops() -> Non
         directory = there.place.sockets / TOKEN
         assert stat.S_IMODE(directory.stat().st_mode) == 0o2750
         assert await there.client.listed() == [{**started, "running": True}]
-        assert await there.client.pids(UNIT) == {started["pid"]}
         assert await there.client.lines(str(started["invocation"]), 3) == (
             f"last words of {started['invocation'][-4:]}",
         )
@@ -120,6 +121,22 @@ async def test_who_attends_is_back_after_the_launcher_was_restarted(monkeypatch:
         await second.end()
 
 
+async def test_F22_whoever_else_answers_at_an_engines_address_is_not_taken_for_it() -> None:
+    async with running() as there:
+        await there.client.start(wheel_request(there.place))
+        with pytest.raises(EngineError) as caught:
+            await there.client.prove(UNIT, None)
+        assert caught.value.code == "engine_health_failed"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(there.place.sockets / TOKEN / "engine.sock"))
+            listener.listen()
+            with pytest.raises(EngineError) as caught:
+                await there.client.prove(UNIT, None)
+            assert caught.value.code == "engine_not_ours"
+            there.world.units[UNIT] = replace(there.world.units[UNIT], pid=os.getpid())
+            await there.client.prove(UNIT, None)
+
+
 async def test_only_the_allowed_users_are_heard() -> None:
     async with running() as there:
         there.allowed.clear()
@@ -138,7 +155,7 @@ NONSENSE: list[tuple[bytes, str | None]] = [
     (b'{"op": "stop", "unit": "ssh.service", "grace_s": 0}\n', "launcher.refused"),
     (b'{"op": "stop", "unit": "sbctl-engine-*", "grace_s": 0}\n', "launcher.refused"),
     (b'{"op": "lines", "invocation": "0 _UID=0", "count": 1}\n', "launcher.invalid_request"),
-    (b'{"op": "pids", "unit": 1}\n', "launcher.invalid_request"),
+    (b'{"op": "prove", "unit": 1, "port": null}\n', "launcher.invalid_request"),
     (b'{"op": "start", "spec": {"argv": ["/bin/sh"]}}\n', "launcher.refused"),
     (b'{"op":' + b"[" * 100 + b"\n", "json.invalid"),
     (b"x" * (1 << 20), None),
