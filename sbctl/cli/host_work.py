@@ -65,6 +65,8 @@ def executed(
     command_line(argv)
     links = SshLinks(workspace.clock, workspace.login_secrets.prepared(connections.values()))
 
+    ends: list[Callable[[], None]] = []
+
     def run(name: str) -> Executed:
         try:
             done = run_on_host(
@@ -75,6 +77,7 @@ def executed(
                 links=links,
                 environ=workspace.environ,
                 deadline_s=deadline_s,
+                begun=ends.append,
             )
         except SbctlError as error:
             return Executed(name, error=error)
@@ -86,9 +89,14 @@ def executed(
     try:
         for ended in as_completed([pool.submit(run, name) for name in connections]):
             yield ended.result()
-    finally:
-        # After Ctrl-C nothing new begins; what runs has a deadline of its own.
+    except BaseException:
+        # Ctrl-C: nothing new begins, and nobody waits for what runs.
         pool.shutdown(wait=False, cancel_futures=True)
+        for end in ends:
+            end()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
         links.close()
 
 

@@ -26,7 +26,9 @@ def open_pin_book(report: Report, document: Document, fleet: FleetModel, *, requ
     path = host_lock_path(document.path, fleet)
     span = document.value_span(("fleet", "ssh", "host_keys"))
     try:
-        return PinBook(report, document, read_host_lock(path), required)
+        lock = read_host_lock(path)
+        # A jump that no host needs just now is named all the same.
+        return PinBook(report, document, lock, required, set(fleet.ssh.jumps or ()))
     except ConfigError as error:
         report.diagnostics.extend(error.diagnostics)
     except InputError as error:
@@ -43,11 +45,12 @@ class PinBook:
     document: Document
     lock: HostLock
     required: bool
-    _asked: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
+    """Hosts and jumps that sb.yml names."""
 
     def pins(self, name: str, path: Path, written: tuple[str, ...]) -> tuple[str, ...]:
         """For the host or jump `name` that stands at `path`, with `written` in its `host_key`. Findings go to the report."""
-        self._asked.add(name)
+        self.named.add(name)
         locked = self.lock.pins(name)
         if written and locked:
             self._compare(name, path, written, locked)
@@ -79,9 +82,9 @@ class PinBook:
             )
 
     def note_unused(self) -> None:
-        """Lines of the lock that nobody asked for. They may be of a host that is still to be destroyed, so they stay."""
+        """Lines of the lock for what sb.yml does not name. They may be of a host that is still to be destroyed, so they stay."""
         for name, keys in self.lock.keys.items():
-            if name not in self._asked:
+            if name not in self.named:
                 span = SourceSpan(str(self.lock.path), keys[0].line, 1, len(name), keys[0].text)
                 self.report.note(
                     "config.unused_pin", f'{self.lock.path.name} pins "{name}", which sb.yml does not name', span

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Final
 
 from sbctl.base.clock import Clock
@@ -21,6 +21,19 @@ __all__ = ["run_here", "run_on_host"]
 
 _END_GRACE_S: Final = 5.0
 
+Begun = Callable[[Callable[[], None]], None]
+
+
+def _nobody_ends_it(_end: Callable[[], None]) -> None:
+    """For who waits to the end."""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With its whole group; not once it has ended, since its number may be another's by then."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
 
 def run_on_host(
     host: str,
@@ -31,24 +44,34 @@ def run_on_host(
     links: SshLinks,
     environ: Mapping[str, str],
     deadline_s: float,
+    begun: Begun = _nobody_ends_it,
 ) -> Completed:
-    """Run `argv` to its end; as root where the login becomes root. `environ` is the operator's environment, for the local machine only.
+    """Run `argv` to its end; as root where the login becomes root. `environ` is the operator's environment, for the local machine only;
+    `begun` is given what ends the command early, from any thread: then this raises, or returns what a signal left.
 
     Raises UnreachableError (`remote.timeout`, `remote.lost`, `ssh.*`), HostError `remote.output_too_large`, `exec.not_started`, InputError
     `shell.refused`.
     """
     if connection.kind == "local":
-        return run_here(host, argv, environ=environ, deadline_s=deadline_s)
+        return run_here(host, argv, environ=environ, deadline_s=deadline_s, begun=begun)
     from sbctl.remote.ssh import SshTransport
 
     transport = SshTransport(host, connection, clock, links)
+    begun(transport.close)
     try:
         return transport.run(argv, stdin=b"", deadline_s=deadline_s)
     finally:
         transport.close()
 
 
-def run_here(host: str, argv: Sequence[str], *, environ: Mapping[str, str], deadline_s: float) -> Completed:
+def run_here(
+    host: str,
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    deadline_s: float,
+    begun: Begun = _nobody_ends_it,
+) -> Completed:
     """On this machine, as its operator; whatever the command started ends with the deadline."""
     try:
         process = subprocess.Popen(
@@ -70,13 +93,13 @@ def run_here(host: str, argv: Sequence[str], *, environ: Mapping[str, str], dead
     assert process.stdout is not None
     assert process.stderr is not None
     out, complaints = _Pump(process.stdout, REMOTE_OUTPUT_MAX_BYTES), _Pump(process.stderr, REMOTE_OUTPUT_MAX_BYTES)
+    begun(lambda: _end(process))
     try:
         status = process.wait(deadline_s)
     except subprocess.TimeoutExpired:
         raise timed_out(host, deadline_s) from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
         process.wait()
         out.end()
         complaints.end()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
@@ -91,3 +94,35 @@ def test_E7_the_words_of_a_command_arrive_as_they_are(tmp_path: Path) -> None:
         assert hostile.seen.commands == ["exec printf %s '$(id) '\"'\"'x'\"'\"' \"y\" ; -n é'"]
         with pytest.raises(InputError):
             run_on_host("h", hostile.connection, ["a\nb"], clock=SYSTEM_CLOCK, links=links, environ={}, deadline_s=60)
+
+
+def test_a_command_can_be_ended_early() -> None:
+    done = run_here("me", ["sleep", "600"], environ=ENVIRONMENT, deadline_s=300, begun=lambda end: end())
+    assert done.status == 137
+
+
+def test_a_command_over_ssh_can_be_ended_early(tmp_path: Path) -> None:
+    running = threading.Event()
+
+    def runs(channel: paramiko.Channel, command: str, ended: threading.Event) -> None:
+        running.set()
+        never_ends(channel, command, ended)
+
+    with HostileSsh(tmp_path, runs) as hostile:
+        ends: list[Callable[[], None]] = []
+        links = SshLinks(SYSTEM_CLOCK)
+        ender = threading.Thread(target=lambda: (running.wait(60), ends[0]()))
+        ender.start()
+        with pytest.raises(UnreachableError) as caught:
+            run_on_host(
+                "h",
+                hostile.connection,
+                ["x"],
+                clock=SYSTEM_CLOCK,
+                links=links,
+                environ={},
+                deadline_s=300,
+                begun=ends.append,
+            )
+        ender.join()
+        assert caught.value.code == "remote.lost"
