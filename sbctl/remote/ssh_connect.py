@@ -128,10 +128,12 @@ def _open_through(through: paramiko.Transport, hop: Jump, place: str, seconds: f
                 place=place,
                 next_step="allow it in the jump's sshd_config: AllowTcpForwarding local, and PermitOpen where that is set",
             ) from error
-        code = "ssh.jump_cannot_reach" if error.code == _UNREACHED_BY_JUMP else "ssh.jump_busy"
+        code, what = "ssh.jump_busy", "the jump makes no connection to"
+        if error.code == _UNREACHED_BY_JUMP:
+            code, what = "ssh.jump_cannot_reach", "the jump does not reach"
         raise UnreachableError(
             code,
-            f"the jump does not reach {hop.address}:{hop.port}: {foreign_text(error.text)}",
+            f"{what} {hop.address}:{hop.port}: {foreign_text(error.text)}",
             place=place,
             next_step="check that the host is up, and that the jump's network leads to it",
             retryable=True,

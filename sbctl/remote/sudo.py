@@ -16,30 +16,34 @@ __all__ = ["SudoDialogue", "sudo_words"]
 
 _PLAIN: Final = ("/usr/bin/env", "LC_ALL=C", "sudo")
 
-_CAUSES: Final[tuple[tuple[tuple[str, ...], str, str, str], ...]] = (
+_CAUSES: Final[tuple[tuple[tuple[str, ...], tuple[str, str, str]], ...]] = (
     (
         ("must have a tty",),
-        "ssh.become_needs_terminal",
-        "sudo insists on a terminal",
-        "allow sudo without one on the host: Defaults:USER !requiretty",
+        (
+            "ssh.become_needs_terminal",
+            "sudo insists on a terminal",
+            "allow sudo without one on the host: Defaults:USER !requiretty",
+        ),
     ),
     (
         ("not in the sudoers", "not allowed to", "may not run", "is not allowed"),
-        "ssh.become_not_allowed",
-        "sudo does not let this user run commands as root",
-        "give the user the right in the host's sudoers, e.g. USER ALL=(root) NOPASSWD: ALL",
+        (
+            "ssh.become_not_allowed",
+            "sudo does not let this user run commands as root",
+            "give the user the right in the host's sudoers, e.g. USER ALL=(root) NOPASSWD: ALL",
+        ),
     ),
     (
         ("password is required", "terminal is required", "no askpass", "no tty present"),
-        "ssh.become_password_needed",
-        "sudo asks for a password, and none is named",
-        "set become: {method: sudo, password: prompt} (or a reference) under fleet.ssh, or allow NOPASSWD for the user",
+        (
+            "ssh.become_password_needed",
+            "sudo asks for a password, and none is named",
+            "set become: {method: sudo, password: prompt} (or a reference) under fleet.ssh, or allow NOPASSWD for the user",
+        ),
     ),
     (
         ("command not found", "no such file", ": not found"),
-        "ssh.become_missing",
-        "there is no sudo on the host",
-        "install sudo there, or log in as root",
+        ("ssh.become_missing", "there is no sudo on the host", "install sudo there, or log in as root"),
     ),
 )
 _WRONG: Final = ("incorrect password", "try again", "authentication failure", "account is locked", "account validation")
@@ -92,23 +96,29 @@ class SudoDialogue:
         lowered = said.lower()
         if self._answered and any(word in lowered for word in _WRONG):
             return self._wrong()
-        for words, code, what, next_step in _CAUSES:
+        for words, (code, what, next_step) in _CAUSES:
             if any(word in lowered for word in words) or (code == "ssh.become_missing" and status == 127):
-                message = f"{what}: {said}" if said else what
-                return self._error(code, message, next_step.replace("USER", self._user))
-        ended = f"sudo ended with status {status}" if status is not None else "sudo ended"
-        message = f"{ended} before the command ran" + (f": {said}" if said else "")
-        return self._error("ssh.become_failed", message, f"try on the host, as {self._user}: sudo -H -- /bin/true")
-
-    def _wrong(self) -> UnreachableError:
-        return self._error(
-            "ssh.become_password_wrong",
-            f"sudo does not take the password of {self._user}",
-            "check what become.password names; it is tried once, since wrong passwords lock accounts",
+                return UnreachableError(
+                    code,
+                    f"{what}: {said}" if said else what,
+                    place=self._place,
+                    next_step=next_step.replace("USER", self._user),
+                )
+        ended = "" if status is None else f" with status {status}"
+        return UnreachableError(
+            "ssh.become_failed",
+            f"sudo ended{ended} before the command ran" + (f": {said}" if said else ""),
+            place=self._place,
+            next_step=f"try on the host, as {self._user}: sudo -H -- /bin/true",
         )
 
-    def _error(self, code: str, message: str, next_step: str) -> UnreachableError:
-        return UnreachableError(code, message, place=self._place, next_step=next_step)
+    def _wrong(self) -> UnreachableError:
+        return UnreachableError(
+            "ssh.become_password_wrong",
+            f"sudo does not take the password of {self._user}",
+            place=self._place,
+            next_step="check what become.password names; it is tried once, since wrong passwords lock accounts",
+        )
 
     def _remember(self, text: bytes) -> None:
         self._said = (self._said + text)[-STDERR_TAIL_BYTES:]
