@@ -2,7 +2,7 @@
 
     <etc>/identity                     a link to the one in use: identities/<16 hex of its content>
     <etc>/identities/<content>/        node.pem node-key.pem ca.pem identity.json authority-verifying.key revocations.json
-    <etc>/identities/request/          node-key.pem and node.csr of an identity that was asked for and is not here yet
+    <etc>/identities/request/          node-key.pem and node-request.pem of an identity that was asked for and is not here yet
 
 A directory is complete before the link names it, and the old one stays until the new one was taken up. A private key is made here and never
 leaves. Where the runtime has an account of its own, which the group of <etc> says, it may read and nobody else.
@@ -112,7 +112,7 @@ class IdentityFiles:
         directory = self.store / _REQUEST
         try:
             key = self.key(directory)
-            request = _text(directory / "node.csr") or ""
+            request = _text(directory / "node-request.pem") or ""
             if request_key_digest(request) == public_key_digest(key):
                 return Pending(key, request)
         except SbctlError:
@@ -131,7 +131,7 @@ class IdentityFiles:
         fs.ensure_directory(self.store)
         fs.ensure_directory(directory)
         fs.write_atomic(directory / _KEY, key.reveal())
-        fs.write_atomic(directory / "node.csr", made.request.encode())
+        fs.write_atomic(directory / "node-request.pem", made.request.encode())
         return made
 
     def stage(self, files: NodeIdentityFiles, key: Secret) -> Path:

@@ -88,7 +88,7 @@ def test_asked_twice_it_is_one_request_and_one_certificate(
 
 def test_half_a_request_of_a_crash_is_made_anew(signer: Signer, files: IdentityFiles) -> None:
     signer.asked()
-    (files.store / "request" / "node.csr").unlink()
+    (files.store / "request" / "node-request.pem").unlink()
     assert files.pending() is None
     assert "REQUEST" in signer.asked()
 
