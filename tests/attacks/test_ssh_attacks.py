@@ -57,6 +57,8 @@ def hostile(tmp_path: Path) -> Iterator[HostileSsh]:
 def _run(connection: Connection, *, deadline_s: float = LONG_S, stdin: bytes = b"") -> Completed:
     transport = SshTransport("gpu-a", connection, SYSTEM_CLOCK)
     try:
+        # The deadline is about the command, also where this machine is slow to connect.
+        transport._connected(LONG_S)
         return transport.run(["probe"], stdin=stdin, deadline_s=deadline_s)
     finally:
         transport.close()
