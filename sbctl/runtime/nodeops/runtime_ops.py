@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import secrets as random_secrets
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,7 +306,7 @@ def _tell(context: NodeContext, note: str) -> None:
 
 
 def _prune(paths: NodePaths, *, kept: set[str | None]) -> None:
-    """Versions that were neither proved now nor ran before."""
+    """Versions that were neither proved now nor ran before; not the one that this process runs from."""
     for version in installed_versions(paths):
-        if version not in kept:
+        if version not in kept and paths.version(version) != Path(sys.prefix):
             fs.remove_tree(paths.version(version))
