@@ -40,7 +40,7 @@ PROBE_ROUTES: Final = ("/health", "/healthz", "/readyz", "/livez")
 
 BODY_DEADLINE_S: Final = 60.0
 
-_IDLE_GRACE_S: Final = 1.0
+_IDLE_GRACE_S: Final = 2.0
 _POLL_S: Final = 0.05
 _BACKLOG: Final = 4096
 """As the socket unit has it: listen(2) on a socket that was handed over sets it anew."""
@@ -228,12 +228,14 @@ class Listener:
             self._server.close()
 
     async def see_off(self, deadline_s: float) -> None:
-        """After `refuse_new`: until every connection has been told to close, or was idle for a second; `deadline_s` seconds at most.
+        """After `refuse_new`: until every connection has been told to close, or was idle for two seconds; `deadline_s` seconds at most.
 
         Requests that arrive meanwhile are answered: a caller that keeps its connection cannot know that we end before an answer says so.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
+        # What was accepted a moment ago is not among the connections yet.
+        await asyncio.sleep(_POLL_S)
         while self._connections and loop.time() < end_s:
             for connection in list(self._connections.values()):
                 connection.close_when_idle(loop.time() - _IDLE_GRACE_S)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -15,12 +17,14 @@ from sbctl.base.errors import HostError, SbctlError
 from sbctl.remote.session import HostSession, open_session
 from tests.lab.fixture import Lab, LabHost
 from tests.lab.runtime_host import LINEAGE, activation, await_healthy, call, install
+from tests.lab.serving_host import WHEEL, Host
 from tests.simulators.other_wheel import BROKEN_SERVE, other_wheel
+from tests.simulators.runtime_world import weights
 
 pytestmark = pytest.mark.lab
 
 NEXT, AFTER_NEXT, BROKEN = "0.1.90", "0.1.91", "0.1.92"
-OPEN = {"http_bind_address": "0.0.0.0"}
+OPEN: dict[str, Any] = {"http_bind_address": "0.0.0.0"}
 PORT = 8080
 ANSWER_S = 60.0
 
@@ -28,8 +32,9 @@ ANSWER_S = 60.0
 class Load:
     """Callers that never pause: some keep their connection, some take a new one for every request."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, completions: bool = False) -> None:
         self._address = address
+        self._completions = completions
         self._stop = threading.Event()
         self.answered = 0
         self.failures: list[str] = []
@@ -49,18 +54,27 @@ class Load:
         connection = http.client.HTTPConnection(self._address, PORT, timeout=ANSWER_S)
         while not self._stop.wait(0.01):
             try:
-                connection.request("GET", "/livez")
+                self._ask(connection)
                 response = connection.getresponse()
-                response.read()
+                said = response.read()
                 if response.status != 200:
-                    self.failures.append(f"status {response.status}")
+                    self.failures.append(f"status {response.status}: {said[:300]!r}")
                 self.answered += 1
             except (OSError, http.client.HTTPException) as error:
-                self.failures.append(repr(error))
+                kind = "kept" if keep else "new"
+                self.failures.append(f"{datetime.now(UTC):%H:%M:%S.%f} on a {kind} connection: {error!r}")
                 connection.close()
             if not keep:
                 connection.close()
         connection.close()
+
+    def _ask(self, connection: http.client.HTTPConnection) -> None:
+        if not self._completions:
+            connection.request("GET", "/livez")
+            return
+        body = json.dumps({"model": "chat-model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
+        headers = {"Content-Type": "application/json", "Host": "ai.internal"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +117,31 @@ def test_three_upgrades_in_a_row_lose_no_request(session: HostSession, host: Lab
     assert load.answered > 100
     state = session.snapshot(60.0).runtime
     assert state.installed_versions == (NEXT, AFTER_NEXT)
+
+
+def test_engines_answer_through_three_upgrades_and_a_broken_one_and_keep_their_pids(
+    session: HostSession, host: LabHost, tmp_path: Path
+) -> None:
+    reinstall(session, tmp_path, NEXT, AFTER_NEXT)
+    call(session, "runtime.activate", activation(NEXT, **OPEN))
+    serving = Host(host, session, weights(tmp_path))
+    serving.install_engine()
+    serving.bring_weights(tmp_path)
+    serving.apply(policy=WHEEL)
+    pid = serving.await_engine()
+    with Load(host.address, completions=True) as load:
+        for version in (AFTER_NEXT, NEXT, AFTER_NEXT):
+            reinstall(session, tmp_path, version)
+            call(session, "runtime.activate", activation(version, **OPEN))
+            assert serving.await_engine() == pid
+        reinstall(session, tmp_path, BROKEN)
+        with pytest.raises(HostError) as caught:
+            call(session, "runtime.activate", activation(BROKEN, **OPEN))
+        assert caught.value.code == "runtime.rolled_back"
+        assert serving.await_engine() == pid
+    assert load.failures == [], host.ssh("journalctl -u sbctl-runtime --no-pager -n 80 -o short-precise")
+    assert load.answered > 50
+    call(session, "bundle.clear", {})
 
 
 def test_a_broken_upgrade_is_taken_back_and_no_request_is_lost(
