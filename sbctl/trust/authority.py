@@ -39,6 +39,7 @@ __all__ = ["KEY_ID", "Authority", "AuthorityFacts", "Issued", "RolloverStep", "r
 KEY_ID: Final = "authority"
 RolloverStep = Literal["add", "reissue", "remove"]
 _FRESH: Final = 0.5
+_NOT_COMMITTED: Final = "*-key.pem\nauthority-signing.key\n.authority.lock\n"
 _STAGE_AGE_S: Final = 3600.0
 
 
@@ -127,6 +128,7 @@ class Authority:
             files.write("authority-signing.key", signer.to_pem())
             files.write("authority-verifying.key", signer.public_text + "\n")
             files.write_document("authority.json", settings)
+            files.write(".gitignore", _NOT_COMMITTED)
             empty = RevocationList(cluster_id=cluster_id, revision=0)
             files.write("revocations.json", sign_revocations(empty, signer, KEY_ID))
             authority = cls(files)

@@ -10,6 +10,7 @@
     revocations.json               the signed revocation list
     nodes/<node id>.json           the ledger: what was issued to each node, its epoch, what is asked for next
     .authority.lock                held by whoever writes
+    .gitignore                     keeps the private keys out of commits
 
 Names as SBproxy has them where it has them; there is no gossip.key, since nothing gossips here. The directory is 0700 and every file 0600; private
 keys may be absent (a checkout that only plans). It is built beside its place and renamed once, so it exists whole or not at all. On every

@@ -62,6 +62,7 @@ def test_init_makes_an_authority_and_prints_the_lines_for_sb_yml(
     assert (body["command"], body["cluster_id"], body["node_id"]) == ("cluster.init", "prod", "gw-a")
     assert Path(body["node_key_file"]).stat().st_mode & 0o777 == 0o600
     assert Path(body["directory"]).stat().st_mode & 0o777 == 0o700
+    assert "*-key.pem" in (Path(body["directory"]) / ".gitignore").read_text()
 
 
 @pytest.mark.parametrize(
