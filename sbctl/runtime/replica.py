@@ -334,7 +334,9 @@ class Replica:
             self._retry = asyncio.create_task(self._retry_later(self._launch, self._failures))
 
     def _fail(self, error: SbctlError) -> None:
-        self._log.warning("replica failed", code=error.code, error=error.message, detail=dict(error.detail))
+        self._log.warning(
+            "replica failed", code=error.code, error=error.message, place=error.place, detail=dict(error.detail)
+        )
         self.error = error
         self._move(ReplicaPhase.FAILED)
 

@@ -15,7 +15,7 @@ from sbctl.base import fs
 from sbctl.node.messages import ArtifactImport, ArtifactPull, ArtifactRemove
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.snapshot import cache_root
-from sbctl.runtime.nodeops.users import acting_as_owner, hand_over
+from sbctl.runtime.nodeops.users import acting_as_owner, hand_over, own_cache
 
 __all__ = ["import_artifact", "pull_artifact", "remove_artifact"]
 
@@ -28,6 +28,7 @@ def pull_artifact(context: NodeContext, params: ArtifactPull) -> dict[str, Any]:
         async with Fetcher(FetchSettings.from_environ(context.environ)) as fetcher:
             return await pull(cache, facts, progress=_reporter(context, facts.model), fetcher=fetcher)
 
+    own_cache(cache.root, context.paths.state)
     with acting_as_owner(cache.root):
         result = run_cancellable(context, run())
     return {"artifact": result.artifact, "downloaded_bytes": result.downloaded_bytes, **_replaced(result)}
@@ -39,6 +40,7 @@ def import_artifact(context: NodeContext, params: ArtifactImport) -> dict[str, A
     put = {file.sha256: context.paths.blobs / file.sha256 for file in facts.files}
     there = {digest: path for digest, path in put.items() if path.is_file()}
     cache = _cache(context)
+    own_cache(cache.root, context.paths.state)
     for path in there.values():
         hand_over(path, cache.root)
     with acting_as_owner(cache.root):

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from sbctl.base.errors import HostError, RefusedError
+from sbctl.base.fs import ensure_directory
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.programs import run_program
 
@@ -37,6 +38,7 @@ __all__ = [
     "ensure_users",
     "find_users",
     "hand_over",
+    "own_cache",
     "own_directories",
     "remove_users",
 ]
@@ -104,12 +106,7 @@ def own_directories(paths: NodePaths, cache: Path, accounts: Accounts) -> None:
         _own(paths.state, accounts.runtime_uid, accounts.runtime_gid, top=0o700)
         _own(cache, accounts.runtime_uid, accounts.runtime_gid, top=0o755)
     except OSError as error:
-        raise HostError(
-            "host.ownership_failed",
-            f"a file could not be given to its account: {error.strerror}",
-            place=str(error.filename or paths.state),
-            next_step="look at this file and its directory, then run sbctl apply again",
-        ) from error
+        raise _ownership_failed(error, paths.state) from error
 
 
 @contextlib.contextmanager
@@ -132,6 +129,21 @@ def acting_as_owner(directory: Path) -> Iterator[None]:
         os.seteuid(0)
         os.setegid(group)
         os.setgroups(groups)
+
+
+def own_cache(cache: Path, like: Path) -> None:
+    """As root: the model cache is there and belongs to the account that owns `like`, also when somebody removed it.
+
+    Raises HostError `host.ownership_failed`, SbctlError `disk.*`.
+    """
+    owner = _owner_of(like)
+    if os.geteuid() != 0 or owner is None or owner.st_uid == 0:
+        return
+    ensure_directory(cache, mode=0o755)
+    try:
+        _own(cache, owner.st_uid, owner.st_gid, top=0o755)
+    except OSError as error:
+        raise _ownership_failed(error, cache) from error
 
 
 def hand_over(file: Path, directory: Path) -> None:
@@ -243,6 +255,15 @@ def _failed(name: str, what: str, said: str) -> HostError:
 
 
 # Owners
+
+
+def _ownership_failed(error: OSError, place: Path) -> HostError:
+    return HostError(
+        "host.ownership_failed",
+        f"a file could not be given to its account: {error.strerror}",
+        place=str(error.filename or place),
+        next_step="look at this file and its directory, then run sbctl apply again",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sbctl.runtime.nodeops.users import (
     acting_as_owner,
     ensure_users,
     find_users,
+    own_cache,
     own_directories,
     remove_users,
 )
@@ -202,6 +204,17 @@ def test_work_in_somebodys_directory_is_done_as_they(tmp_path: Path) -> None:
     assert (os.geteuid(), os.getegid()) == (0, 0)
     with acting_as_owner(tmp_path / "not there"):
         assert os.geteuid() == 0
+
+
+@as_root
+def test_a_cache_that_somebody_removed_is_the_runtimes_again(tmp_path: Path) -> None:
+    paths, cache = _node(tmp_path)
+    own_cache(cache, paths.state)
+    assert _seen(cache)[:2] == (0, 0)
+    own_directories(paths, cache, ACCOUNTS)
+    shutil.rmtree(cache)
+    own_cache(cache, paths.state)
+    assert _seen(cache) == (4711, 4712, 0o755)
 
 
 def test_nothing_is_done_where_nothing_is(tmp_path: Path) -> None:
