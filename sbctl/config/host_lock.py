@@ -27,6 +27,7 @@ __all__ = ["LOCK_NAME", "HostLock", "LockedKey", "read_host_lock", "write_host_l
 
 LOCK_NAME: Final = "sb.hosts.lock"
 _HEAD: Final = f"# {LOCK_NAME} v1"
+_HEAD_START: Final = f"# {LOCK_NAME} ".encode("ascii")
 _HEAD_LINE: Final = f"{_HEAD}: pinned SSH host keys, written by `sbctl host trust`; commit this file"
 _HEAD_RE: Final = re.compile(r"# sb\.hosts\.lock v([0-9]{1,6})(?::.*)?")
 _ADDRESS_RE: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%a-z]{2,64})\]|([A-Za-z0-9._-]{1,253})):([1-9][0-9]{0,4})")
@@ -112,9 +113,15 @@ class _Reader:
         else:
             self._say("lock.cut", "the last line has no end, so it may have been cut", len(lines), "")
             return
+        if not data.startswith(_HEAD_START):
+            # Nothing of it is shown: it may be any file of this machine.
+            self._say(
+                "lock.no_head", f'the first line must begin with "{_HEAD}"', 1, "", "sbctl host trust writes the file"
+            )
+            return
         texts = list(self._texts(lines))
         if not self.findings:
-            self._head(texts[0] if texts else "")
+            self._head(texts[0])
         for number, text in enumerate(texts, start=1):
             if len(self.findings) >= _MAX_FINDINGS:
                 return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any, Final
@@ -24,6 +25,7 @@ from sbctl.config.reader import read_yaml
 __all__ = ["read_config"]
 
 _INCLUDE: Final = "include"
+_LOOKS_LIKE_RE: Final = re.compile(r"(?m)^['\"]?(?:fleet|proxy|origins|secrets|include)['\"]?[ \t]*:")
 _JOINED: Final[frozenset[Path]] = frozenset(
     {
         (),
@@ -133,12 +135,19 @@ class _Gathering:
                 "config.include_too_large",
                 f"more than {INCLUDE_MAX_FILES} files or {INCLUDE_MAX_BYTES >> 20} MiB are included",
             )
-        if included.complete and included.value is not None and not isinstance(included.value, dict):
-            self._say("config.not_a_map", "an included file must be a map of blocks, as sb.yml is", included, ())
+        if not _is_like_ours(included):
+            # Nothing of it is shown: it may be a key.
+            self._say("config.not_a_map", f"{shown} is no map of blocks, as sb.yml is", document, where)
             return
         self.documents.append(included)
         if included.complete and included.value is not None:
             self.follow(included, (*chain, real))
+
+
+def _is_like_ours(document: Document) -> bool:
+    if document.complete:
+        return document.value is None or isinstance(document.value, dict)
+    return _LOOKS_LIKE_RE.search(document.text) is not None
 
 
 class _Refused(Exception):  # noqa: N818 - it becomes a finding where the entry stands

@@ -148,3 +148,12 @@ def test_A19_any_text_is_read_or_refused_with_its_place(
         read_host_lock(path)
     except ConfigError as error:
         assert all(each.code.startswith("lock.") and each.span is not None for each in error.diagnostics)
+
+
+def test_A16_a_file_that_is_no_lock_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:canary-77aa\nmore:canary-77aa\n")
+    with pytest.raises(ConfigError) as caught:
+        read_host_lock(path)
+    assert [each.code for each in caught.value.diagnostics] == ["lock.no_head"]
+    assert "canary" not in str(caught.value.diagnostics)

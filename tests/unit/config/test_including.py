@@ -92,8 +92,8 @@ def test_it_means_the_same_as_one_file(tmp_path: Path) -> None:
         ("fleet: {defaults: {proxy: {http_bind_port: x}}}\n", "config.wrong_type", "part.yml:1:44"),
         ("fleet: {defaults: {labels: {a: '${NOPE}'}}}\n", "config.unset_variable", "part.yml:1:32"),
         ("a: &x 1\n", "yaml.alias_refused", "part.yml:1:4"),
-        ("a: [\n", "yaml.syntax", "part.yml:2:1"),
-        ("- 1\n", "config.not_a_map", "part.yml:1:1"),
+        ("fleet: [\n", "yaml.syntax", "part.yml:2:1"),
+        ("- 1\n", "config.not_a_map", "sb.yml:1:11"),
         ("include: x\n", "config.wrong_type", "part.yml:1:10"),
         ("include: [nope.yml]\n", "file.missing", "part.yml:1:11"),
         ("include: [part.yml]\n", "config.include_cycle", "part.yml:1:11"),
@@ -188,3 +188,10 @@ def test_explain_finds_values_in_every_file(tmp_path: Path) -> None:
     path = write(tmp_path, {"sb.yml": "include: [part.yml]\n", "part.yml": "fleet: {name: prod, ssh: {port: 2022}}\n"})
     (written,) = explain_field("fleet.ssh.port", path, {}).written
     assert (written.value, str(written.span)) == ("2022", f"{tmp_path}/part.yml:1:33")
+
+
+def test_A16_a_key_that_is_included_by_mistake_is_not_shown(tmp_path: Path) -> None:
+    for text in ("sk-canary-77aa", "-----BEGIN KEY-----\ncanary-77aa: [\n"):
+        (found,) = findings(tmp_path, {"sb.yml": "include: [openai.key]\n" + MINIMAL, "openai.key": text})
+        assert said(tmp_path, found) == ("config.not_a_map", "sb.yml:1:11")
+        assert "canary" not in str(found)
