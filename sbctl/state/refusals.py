@@ -23,6 +23,8 @@ __all__ = ["absent", "corrupt", "empty", "foreign", "missing", "recovery", "regr
 
 def recovery(paths: StatePaths) -> str:
     """The command that brings back the last state known to be whole."""
+    if paths.seen.is_file():
+        return f"move {shlex.quote(str(paths.directory))} aside: the next command takes the shared state in anew"
     if paths.backup.is_file():
         return (
             f"run `sbctl state push --force {shlex.quote(str(paths.backup))}`: it restores what the last finished run recorded "

@@ -10,6 +10,7 @@ import pytest
 
 from sbctl.base.errors import SbctlError, StateError
 from sbctl.state.location import StatePaths
+from sbctl.state.refusals import recovery
 from sbctl.state.settings import EncryptionSettings, StateSettings, stays_here
 from sbctl.state.sharing import Seen, Side, decide, forget_seen, goes_on_from, read_seen, write_seen
 
@@ -130,3 +131,10 @@ def test_places_are_told_apart_by_table() -> None:
     assert FULL.place == "postgresql:///x (s.t)"
     assert StateSettings().place == "local"
     assert not StateSettings().shared
+
+
+def test_B6_a_damaged_working_copy_is_taken_in_anew(tmp_path: Path) -> None:
+    paths = StatePaths(tmp_path)
+    assert "state push --force" in recovery(paths)
+    write_seen(paths, seen(30))
+    assert "takes the shared state in anew" in recovery(paths)
