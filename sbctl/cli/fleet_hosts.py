@@ -34,9 +34,9 @@ def host_rows(workspace: Workspace, config: CompiledConfig, *, check: bool, para
     connections = {name: host.connection for name, host in config.hosts.items()}
     for name, connection in recorded.items():
         connections.setdefault(name, connection)
-    problems = _problems(workspace, config, connections, parallelism) if check else None
+    problems, drained = _asked(workspace, config, connections, parallelism) if check else (None, {})
     return tuple(
-        _row(config, name, connection, serials.get(name) if name in recorded else None, problems)
+        _row(config, name, connection, serials.get(name) if name in recorded else None, problems, drained=drained)
         for name, connection in connections.items()
     )
 
@@ -58,7 +58,13 @@ def recorded_connections(workspace: Workspace) -> dict[str, Connection]:
 
 
 def _row(
-    config: CompiledConfig, name: str, connection: Connection, serial: int | None, problems: Mapping[str, str] | None
+    config: CompiledConfig,
+    name: str,
+    connection: Connection,
+    serial: int | None,
+    problems: Mapping[str, str] | None,
+    *,
+    drained: Mapping[str, str],
 ) -> HostRow:
     host = config.hosts.get(name)
     return HostRow(
@@ -73,13 +79,14 @@ def _row(
         declared=host is not None,
         reachable=None if problems is None else name not in problems,
         problem="" if problems is None else problems.get(name, ""),
+        out_of_service=drained.get(name, ""),
     )
 
 
-def _problems(
+def _asked(
     workspace: Workspace, config: CompiledConfig, connections: Mapping[str, Connection], parallelism: int
-) -> dict[str, str]:
-    """Host → why it did not answer."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Host → why it did not answer; host → who drained it since when."""
     from sbctl.remote.observe import observe_fleet
 
     pythons = {name: host.python for name, host in config.hosts.items() if host.python}
@@ -91,10 +98,16 @@ def _problems(
         environ=workspace.environ,
         secrets=workspace.login_secrets.prepared(connections.values()),
     ) as fleet:
-        return {
+        problems = {
             name: f"{error.message}. {error.next_step}" if error.next_step else error.message
             for name, error in fleet.unreachable.items()
         }
+        drained = {
+            name: f"out of service since {one.drain.since}, by {one.drain.by}; back by: sbctl host resume {name}"
+            for name, one in fleet.snapshots.items()
+            if one.drain is not None and one.drain.persistent
+        }
+        return problems, drained
 
 
 def unreachable(rows: Sequence[HostRow]) -> bool:

@@ -37,6 +37,8 @@ class HostRow:
     """None: not asked."""
     problem: str = ""
     """Why it is not reachable, and what to do."""
+    out_of_service: str = ""
+    """By whom and since when an operator drained it; empty when it is in service, or was not asked."""
 
 
 def host_list_text(rows: Sequence[HostRow]) -> RenderableType:
@@ -63,7 +65,8 @@ def host_list_text(rows: Sequence[HostRow]) -> RenderableType:
         listed.append([*cells, row.reachable] if checked else cells)
     table = render_rows(columns, listed, empty="there are no hosts")
     reasons = [Text(f"\n{safe(row.name)}: {safe(row.problem)}") for row in rows if row.problem]
-    return Group(table, *reasons)
+    drained = [Text(f"\n{safe(row.name)}: {safe(row.out_of_service)}") for row in rows if row.out_of_service]
+    return Group(table, *reasons, *drained)
 
 
 def host_list_body(rows: Sequence[HostRow]) -> dict[str, Any]:
