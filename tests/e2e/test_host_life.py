@@ -89,6 +89,8 @@ def test_a_drained_host_turns_requests_away_until_it_is_resumed(fleet: OperatorW
     assert "gpu-a is out of service" in drained.text
     assert not fleet.answers()
     assert "host gpu-a was taken out of service by" in fleet.sbctl("plan").text
+    assert "gpu-a: out of service since" in fleet.sbctl("host", "list", "--check", expect=0).text
+    assert "sbctl host resume gpu-a" in fleet.sbctl("doctor").text
     (serve,) = fleet.running("main serve")
     serve.kill()
     until(lambda: any(one.pid != serve.pid for one in fleet.running("main serve")), "the runtime again")
