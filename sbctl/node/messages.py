@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.ids import DIGEST_RE
+from sbctl.node.records import EVENTS_MAX, LINES_MAX
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -37,11 +38,13 @@ __all__ = [
     "DeploymentAction",
     "EngineInstall",
     "EngineRemove",
+    "EventsRead",
     "HostDrain",
     "HostMark",
     "HostResume",
     "HostUnmark",
     "LibraryFile",
+    "LogsRead",
     "Method",
     "RuntimeActivate",
     "RuntimeConfig",
@@ -79,6 +82,8 @@ class Method(StrEnum):
     BUNDLE_APPLY = "bundle.apply"
     BUNDLE_CLEAR = "bundle.clear"
     DEPLOYMENT_ACTION = "deployment.action"
+    LOGS_READ = "logs.read"
+    EVENTS_READ = "events.read"
 
 
 class _Params(BaseModel):
@@ -301,6 +306,30 @@ class DeploymentAction(_Params):
     action: Literal["load", "stop", "reset"]
 
 
+class LogsRead(_Params):
+    """Lines of the runtime's log and of what engines print. Reads only. → LogsAnswer
+
+    Without a `cursor` the newest `lines`, of the last `since_s` seconds; with one what came behind it, as far as an answer holds.
+    """
+
+    cursor: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(default=None, max_length=1024)
+    lines: int = Field(default=100, ge=0, le=LINES_MAX)
+    since_s: int | None = Field(default=None, ge=0, le=10**9)
+    deployment: str | None = Field(default=None, min_length=1, max_length=128)
+
+
+class EventsRead(_Params):
+    """What the runtime remembers. Reads only. → EventsAnswer
+
+    Without `after` the newest `limit`, of the last `since_s` seconds; with it what came behind that number.
+    """
+
+    after: int | None = Field(default=None, ge=0)
+    limit: int = Field(default=100, ge=1, le=EVENTS_MAX)
+    since_s: int | None = Field(default=None, ge=0, le=10**9)
+    deployment: str | None = Field(default=None, min_length=1, max_length=128)
+
+
 PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.HOST_MARK: HostMark,
     Method.HOST_UNMARK: HostUnmark,
@@ -321,6 +350,8 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.BLOB_FETCH: BlobFetch,
     Method.BUNDLE_APPLY: BundleApply,
     Method.DEPLOYMENT_ACTION: DeploymentAction,
+    Method.LOGS_READ: LogsRead,
+    Method.EVENTS_READ: EventsRead,
 }
 """SNAPSHOT and BUNDLE_CLEAR take no parameters."""
 

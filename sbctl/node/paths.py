@@ -85,6 +85,11 @@ class NodePaths:
         return self.state / "logs"
 
     @property
+    def engine_logs(self) -> Path:
+        """What engines print that are children of the runtime."""
+        return self.logs / "engines"
+
+    @property
     def models(self) -> Path:
         """The model cache, unless the runtime's configuration names another directory."""
         return self.cache / "models"

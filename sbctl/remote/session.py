@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["HostSession", "open_session"]
 
 _BY_BOOTSTRAP: Final = {Method.HOST_MARK: "mark", Method.HOST_UNMARK: "unmark", Method.RUNTIME_INSTALL: "install"}
+_READS: Final = frozenset((Method.LOGS_READ, Method.EVENTS_READ))
+"""Whose lost answer is only a lost connection."""
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PUT_ATTEMPTS: Final = 2
 
@@ -245,9 +247,9 @@ class HostSession:
                 return node.request(method, params, secrets, deadline_s=self._left(deadline), progress=progress)
             except ChannelBroken as broken:
                 self._node = None
-                if broken.sent:
+                if broken.sent and method not in _READS:
                     raise self._outcome_unknown(method, broken.cause) from broken
-                if attempt:
+                if attempt or broken.sent:
                     raise broken.cause from broken
         raise AssertionError("two attempts end in a result or an error")
 

@@ -28,12 +28,14 @@ from sbctl.base.flock import FileLock
 from sbctl.base.fs import remove_file
 from sbctl.engines.model import UNIX_PATH_MAX_BYTES
 from sbctl.node.paths import NodePaths, node_paths
+from sbctl.node.records import EventKind
 from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
+from sbctl.runtime.event_log import EventLog, EventSink
 from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
@@ -72,9 +74,10 @@ class Daemon:
         config, paths = settings.config, settings.paths
         prepare_directories(paths, (paths.engine_records, paths.state / "run"))
         self._metrics = RuntimeMetrics()
-        self._drain = Drain(paths)
         self._store = RuntimeStore(paths.database, paths.bundle)
-        self._host = _engine_host(paths, os.environ)
+        self._events = EventLog(paths.database, SYSTEM_CLOCK)
+        self._drain = Drain(paths, self._events)
+        self._host = _engine_host(paths, os.environ, self._events)
         provisioner = NodeProvisioner(paths, settings.cache_directory, self._host.new_socket)
         self._reconciler = Reconciler(
             scope=config.host,
@@ -84,6 +87,7 @@ class Daemon:
                 LaunchPorts(self._host, provisioner),
                 Residency(config.max_resident_models),
                 launched=self._metrics.launched,
+                events=self._events,
             ),
             clock=SYSTEM_CLOCK,
             drain_s=config.shutdown_deadline_ms / 1000,
@@ -142,6 +146,7 @@ class Daemon:
                 await listener.start(sock)
             self._restored = True
             self._notifier.ready(f"serving {self._http_url}")
+            self._events.tell(EventKind.RUNTIME_STARTED, f"version {__version__}, pid {os.getpid()}, {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
             watching = asyncio.create_task(self._drain.watch())
             await self._wait(stop)
@@ -204,18 +209,20 @@ class Daemon:
                 await asyncio.wait_for(listener.close(), _CUT_S)
         await self._host.close()
         remove_file(self._settings.paths.control_socket)
+        self._events.tell(EventKind.RUNTIME_STOPPED, f"version {__version__}, pid {os.getpid()}")
+        self._events.close()
         self._store.close()
         self._log.info("stopped")
 
 
-def _engine_host(paths: NodePaths, environ: Mapping[str, str]) -> EngineHost:
+def _engine_host(paths: NodePaths, environ: Mapping[str, str], events: EventSink) -> EngineHost:
     """Units by the launcher where our own unit names its socket, children everywhere else."""
     children = OwnershipRecords(paths.engine_records)
     socket_path = environ.get(_LAUNCHER_VARIABLE)
     if socket_path:
         records = UnitRecords(paths.engine_records / "units")
-        return UnitEngineHost(LauncherClient(Path(socket_path)), records, children)
-    return ChildEngineHost(children, paths.state / "run")
+        return UnitEngineHost(LauncherClient(Path(socket_path)), records, children, events=events)
+    return ChildEngineHost(children, paths.state / "run", logs=paths.engine_logs, events=events)
 
 
 def _bind_unix(path: Path) -> socket.socket:

@@ -16,6 +16,8 @@ from sbctl.base.errors import EngineError
 from sbctl.node.drain_file import read_drain
 from sbctl.node.lease_file import may_be_held
 from sbctl.node.paths import NodePaths
+from sbctl.node.records import EventKind
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.log import get_log
 
 __all__ = ["Drain", "DrainedBy"]
@@ -29,8 +31,9 @@ _RETRY_AFTER_S: Final = 5
 class Drain:
     """Of one runtime. `active` counts requests from their arrival to their last byte."""
 
-    def __init__(self, paths: NodePaths) -> None:
+    def __init__(self, paths: NodePaths, events: EventSink = NO_EVENTS) -> None:
         self._paths = paths
+        self._events = events
         self._operator = read_drain(paths)
         self._apply = False
         self.active = 0
@@ -70,6 +73,8 @@ class Drain:
         else:
             self._operator = read_drain(self._paths)
         self._log.info("draining", by=by, active=self.active)
+        who = self._operator["by"] if by == "operator" and self._operator is not None else f"an {by}"
+        self._events.tell(EventKind.HOST_DRAINED, f"by {who}; {self.active} requests still run")
 
     def end(self, by: DrainedBy) -> None:
         """Take back what `by` began; what the other began holds on."""
@@ -78,6 +83,8 @@ class Drain:
         else:
             self._operator = read_drain(self._paths)
         self._log.info("resumed" if not self.is_on else "still drained", by=by)
+        if not self.is_on:
+            self._events.tell(EventKind.HOST_RESUMED, f"by an {by}")
 
     async def watch(self) -> None:
         """End an apply's drain when that apply is gone. Runs until cancelled."""

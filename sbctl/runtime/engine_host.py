@@ -4,7 +4,7 @@
 
 A child engine dies with its daemon; what a killed daemon leaves is reaped from the records before listeners bind (`ownership.reap`).
 An engine gets an environment built from empty, no descriptor but its own stdio, a session of its own, and no way to gain privileges.
-What it prints goes to a ring of 64 KiB: output cannot fill memory or disk, and the last lines explain an exit.
+What it prints goes to a ring of 64 KiB, whose last lines explain an exit, and to a bounded log: output cannot fill memory or disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError
@@ -27,6 +27,9 @@ from sbctl.base.fs import remove_file
 from sbctl.base.limits import ENGINE_STDERR_RING_BYTES, ENGINE_STOP_GRACE_S
 from sbctl.base.secret import redact
 from sbctl.engines.model import EngineAddress, LaunchSpec
+from sbctl.node.records import EventKind
+from sbctl.runtime.engine_output import EngineOutput, prune_engine_logs
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.listener_proof import prove_listener
 from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords, end_tree
 from sbctl.runtime.processes import TOKEN_VARIABLE, ProcessIdentity, boot_id, process_identity, tree_of
@@ -41,6 +44,12 @@ _LINE_MAX_CHARS: Final = 400
 _READ_BYTES: Final = 64 * 1024
 
 
+class _Told(TypedDict):
+    deployment: str
+    replica: int
+    generation: int
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLabel:
     """Whose engine it is: for records, logs and status."""
@@ -52,6 +61,10 @@ class EngineLabel:
     @property
     def slot(self) -> Slot:
         return self.deployment, self.replica
+
+    def told(self) -> _Told:
+        """As events name it."""
+        return {"deployment": self.deployment, "replica": self.replica, "generation": self.generation}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +175,19 @@ class EngineHost(Protocol):
 
 class _ChildEngine:
     def __init__(
-        self, process: asyncio.subprocess.Process, leader: ProcessIdentity, token: str, spec: LaunchSpec
+        self,
+        process: asyncio.subprocess.Process,
+        leader: ProcessIdentity,
+        token: str,
+        spec: LaunchSpec,
+        output: EngineOutput | None,
     ) -> None:
         self.leader = leader
         self.token = token
         self._process = process
         self._address = spec.address
         self._ring = OutputRing()
+        self._output = output
         self._reader = asyncio.create_task(self._read_output(), name=f"engine-output-{leader.pid}")
 
     @property
@@ -203,17 +222,33 @@ class _ChildEngine:
         stream = self._process.stdout
         if stream is None:
             return
-        with contextlib.suppress(OSError):
-            while data := await stream.read(_READ_BYTES):
-                self._ring.add(data)
+        try:
+            with contextlib.suppress(OSError):
+                while data := await stream.read(_READ_BYTES):
+                    self._ring.add(data)
+                    if self._output is not None:
+                        self._output.add(data)
+        finally:
+            if self._output is not None:
+                self._output.close()
 
 
 class ChildEngineHost:
     """Engines as children of this process, each dying with it. Start from the main thread only: the kernel ties the death signal to a thread."""
 
-    def __init__(self, records: OwnershipRecords, working_directory: Path) -> None:
+    def __init__(
+        self,
+        records: OwnershipRecords,
+        working_directory: Path,
+        *,
+        logs: Path | None = None,
+        events: EventSink = NO_EVENTS,
+    ) -> None:
+        """`logs` is the directory for what engines print; without it nothing of that is kept on disk."""
         self._records = records
         self._working_directory = working_directory
+        self._logs = logs
+        self._events = events
 
     @property
     def outlives_daemon(self) -> bool:
@@ -233,7 +268,8 @@ class ChildEngineHost:
             finally:
                 os.close(gate_read)
             leader = process_identity(process.pid) or ProcessIdentity(process.pid, 0)
-            engine = _ChildEngine(process, leader, token, spec)
+            output = None if self._logs is None else EngineOutput(self._logs, label.deployment, label.replica)
+            engine = _ChildEngine(process, leader, token, spec, output)
             try:
                 self._records.write(_record(spec, label, leader, token))
                 os.write(gate_write, b"1")
@@ -241,6 +277,7 @@ class ChildEngineHost:
                 # The gate closes unwritten below: the engine never came to be.
                 await engine.close()
                 raise
+            self._events.tell(EventKind.ENGINE_STARTED, f"pid {engine.pid}", **label.told())
             return engine
         finally:
             os.close(gate_write)
@@ -248,6 +285,8 @@ class ChildEngineHost:
     async def adopt(self) -> frozenset[Slot]:
         """Children die with their daemon, so there is nothing to take over: what is left of them is stopped."""
         await self._records.reap()
+        if self._logs is not None:
+            prune_engine_logs(self._logs)
         return frozenset()
 
     async def drop_unclaimed(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
+from sbctl.node.records import EventKind
 from sbctl.node.snapshot import BundleState, DeploymentState
 from sbctl.runtime.engine_host import Slot
 from sbctl.runtime.generation import Generation
@@ -56,6 +57,7 @@ class Reconciler:
         self._trust = trust
         self._store = store
         self._ports = ports
+        self._events = ports.events
         self._clock = clock
         self._drain_s = drain_s
         self._parallel_prepares = parallel_prepares
@@ -128,28 +130,18 @@ class Reconciler:
         preparing and starting raise, with the deployment's address.
         """
         async with self._lock:
-            verified = await self._verify(envelope)
-            current = self._accepted
-            if verified.repeat and current is not None and current.payload.revision == verified.payload.revision:
-                report = await self._revive(current.payload.content, progress)
-            else:
-                actual = None if current is None else current.payload.revision
-                if expected_revision != actual:
-                    raise _conflict(expected_revision, actual)
-
-                async def durable() -> None:
-                    await asyncio.to_thread(self._store.accept, verified, envelope)
-                    self._accepted = AcceptedBundle(verified.payload, verified.signer)
-
-                report = await self._change_to(verified.payload.content, durable, progress)
-            payload = verified.payload
-            return {"revision": payload.revision, "content_digest": payload.content_digest, "report": report}
+            try:
+                return await self._take(envelope, expected_revision, progress)
+            except SbctlError as error:
+                self._events.tell(EventKind.BUNDLE_REFUSED, f"{error.code}: {error.message}")
+                raise
 
     async def clear(self) -> None:
         """Desire nothing: routes gone, engines stopped, the bundle forgotten; the fence stays."""
         async with self._lock:
             await asyncio.to_thread(self._store.forget_bundle)
             self._accepted = None
+            self._events.tell(EventKind.BUNDLE_CLEARED, "nothing is desired any more")
             old, self.generations, self.routes = list(self.generations.values()), {}, RouteTable()
             await self._retire(old, drain_s=self._drain_s)
             self._release_weights()
@@ -182,6 +174,24 @@ class Reconciler:
         await self._retire(list(self.generations.values()), drain_s=drain_s, leave=leave)
 
     # Inside the lock
+
+    async def _take(self, envelope: str, expected_revision: int | None, progress: Progress) -> dict[str, Any]:
+        verified = await self._verify(envelope)
+        payload, current = verified.payload, self._accepted
+        if verified.repeat and current is not None and current.payload.revision == payload.revision:
+            report = await self._revive(current.payload.content, progress)
+        else:
+            actual = None if current is None else current.payload.revision
+            if expected_revision != actual:
+                raise _conflict(expected_revision, actual)
+
+            async def durable() -> None:
+                await asyncio.to_thread(self._store.accept, verified, envelope)
+                self._accepted = AcceptedBundle(payload, verified.signer)
+                self._events.tell(EventKind.BUNDLE_ACCEPTED, f"revision {payload.revision}, by {verified.signer}")
+
+            report = await self._change_to(payload.content, durable, progress)
+        return {"revision": payload.revision, "content_digest": payload.content_digest, "report": report}
 
     async def _verify(self, envelope: str) -> VerifiedBundle:
         if self._by_hand:

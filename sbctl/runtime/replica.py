@@ -18,6 +18,7 @@ from typing import Final
 
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import CRASH_LOOP_ATTEMPTS, ENGINE_STOP_GRACE_S
+from sbctl.node.records import EventKind
 from sbctl.node.snapshot import ReplicaState
 from sbctl.runtime.admission import Gate
 from sbctl.runtime.engine_client import EngineClient
@@ -205,7 +206,11 @@ class Replica:
         if after is not self.phase:
             check_transition(self.phase, after)
             self._log.info("replica", before=self.phase.value, after=after.value)
+            self._tell(EventKind.REPLICA_CHANGED, f"{self.phase.value} → {after.value}")
             self.phase = after
+
+    def _tell(self, kind: EventKind, message: str) -> None:
+        self._ports.events.tell(kind, message, **self.label.told())
 
     def _on_load(self, ask: Load) -> None:
         if self.is_ready:
@@ -262,7 +267,10 @@ class Replica:
             if self.is_ready:
                 self._move(ReplicaPhase.DRAINING)
                 await self.gate.drain(ask.drain_s, reason=reason)
+            had_engine = self.launched is not None
             await self._end_engine(ENGINE_STOP_GRACE_S, leave=ask.leave)
+            if had_engine:
+                self._tell(EventKind.ENGINE_STOPPED, _why_stopped(ask))
             if ask.by == "operator" or self.phase is not ReplicaPhase.CONFIGURED:
                 self._move(ReplicaPhase.STOPPED)
             self.stopped_by, self.error = ask.by, None
@@ -322,6 +330,7 @@ class Replica:
         else:
             self._ports.launched(self.member.engine.engine, "failed", now_s - self._launch_began_s)
         self.gate.close("engine_unhealthy")
+        self._tell(EventKind.ENGINE_CRASHED, f"{error.code}: {error.message}")
         self._fail(error)
         with contextlib.suppress(SbctlError):
             await self._end_engine(_UNHEALTHY_GRACE_S)
@@ -400,6 +409,12 @@ class Replica:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._mailbox.put_nowait(Stop(waiter, "idle", 0.0, only_if_idle=True))
                 await waiter
+
+
+def _why_stopped(ask: Stop) -> str:
+    if ask.leave:
+        return "left running for the next runtime"
+    return {"operator": "by an operator", "idle": "it was idle", None: "it is not wanted any more"}[ask.by]
 
 
 def _refused(code: str, message: str) -> EngineError:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from sbctl.base.errors import SbctlError
 from sbctl.base.limits import RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.launch import Launched, LaunchPorts
 from sbctl.runtime.provision import Progress
 from sbctl.runtime.replica_states import ReplicaPhase
@@ -29,12 +30,13 @@ def backoff_s(failures: int, chance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPorts:
-    """`launched` is told of every launch: engine, outcome `ready` or `failed`, seconds. `chance` gives 0..1."""
+    """`launched` is told of every launch: engine, outcome `ready` or `failed`, seconds. `chance` gives 0..1. `events` remembers what happens."""
 
     launch: LaunchPorts
     residency: Residency = field(default_factory=Residency)
     chance: Callable[[], float] = random.random
     launched: Callable[[str, Literal["ready", "failed"], float], None] = lambda _engine, _outcome, _seconds: None
+    events: EventSink = NO_EVENTS
 
 
 @dataclass(slots=True)

@@ -20,7 +20,9 @@ from typing import Any, Final
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import ENGINE_STOP_GRACE_S
 from sbctl.engines.model import EngineAddress, LaunchSpec
+from sbctl.node.records import EventKind
 from sbctl.runtime.engine_host import EngineExit, EngineLabel, RunningEngine, Slot
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.launcher.site import ENGINE_SOCKETS, engine_socket
 from sbctl.runtime.launcher.spec import unit_of
 from sbctl.runtime.launcher_client import LauncherClient
@@ -85,11 +87,13 @@ class UnitEngineHost:
         child_records: OwnershipRecords,
         *,
         sockets: Path = ENGINE_SOCKETS,
+        events: EventSink = NO_EVENTS,
     ) -> None:
         self._client = client
         self._records = records
         self._child_records = child_records
         self._sockets = sockets
+        self._events = events
         self._live: dict[str, _UnitEngine] = {}
         """By token; what was started or adopted and is neither stopped nor left."""
         self._unclaimed: dict[str, _UnitEngine] = {}
@@ -121,6 +125,7 @@ class UnitEngineHost:
             raise
         engine = _UnitEngine(self._client, record, int(answer["pid"]), str(answer["invocation"]))
         self._live[record.token] = engine
+        self._events.tell(EventKind.ENGINE_STARTED, f"pid {engine.pid}, {record.unit}", **label.told())
         return engine
 
     async def adopt(self) -> frozenset[Slot]:
@@ -172,6 +177,7 @@ class UnitEngineHost:
             if (record.deployment, record.replica) == label.slot and record.started_as == started_as:
                 del self._unclaimed[token]
                 self._log.info("engine adopted", unit=record.unit, pid=engine.pid)
+                self._events.tell(EventKind.ENGINE_ADOPTED, f"pid {engine.pid}, {record.unit}", **label.told())
                 return engine
         return None
 

@@ -16,10 +16,12 @@ from sbctl.runtime.launcher.llama_arguments import Bound, refused_argument
 from sbctl.runtime.launcher.site import ENGINE_SOCKETS, Site, engine_socket
 from sbctl.runtime.launcher.trusted_path import why_untrusted
 
-__all__ = ["TOKEN_RE", "UNIT_RE", "EngineSpec", "read_spec", "token_of", "unit_of"]
+__all__ = ["TOKEN_RE", "UNIT_RE", "EngineSpec", "read_spec", "token_of", "unit_of", "unit_pattern"]
 
 TOKEN_RE: Final = re.compile(r"[0-9a-f]{16}")
-UNIT_RE: Final = re.compile(r"sbctl-engine-[A-Za-z0-9._-]{1,64}-g[0-9]{1,10}-r[0-9]{1,10}-([0-9a-f]{16})\.service")
+UNIT_RE: Final = re.compile(
+    r"sbctl-engine-(?P<deployment>[A-Za-z0-9._-]{1,64})-g[0-9]{1,10}-r(?P<replica>[0-9]{1,10})-(?P<token>[0-9a-f]{16})\.service"
+)
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_./@:+,=-]{1,4096}")
 """Nothing that systemd, a shell or a line of a unit reads as anything but itself: no space, %, $, quote, backslash or control character."""
@@ -69,7 +71,12 @@ def token_of(unit: str) -> str:
     found = UNIT_RE.fullmatch(unit)
     if found is None:
         raise _refused("unit", f"{display_safe(unit, max_chars=128)} is no engine of ours")
-    return found[1]
+    return found["token"]
+
+
+def unit_pattern(deployment: str | None) -> str:
+    """For systemd: every engine unit, or those of one deployment; of a long name only the beginning tells."""
+    return "sbctl-engine-*" if deployment is None else f"sbctl-engine-{deployment[:_SHOWN_CHARS]}-g*"
 
 
 def read_spec(document: object, site: Site, *, sockets: Path = ENGINE_SOCKETS, owner: int = 0) -> EngineSpec:

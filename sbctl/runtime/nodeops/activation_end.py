@@ -16,6 +16,8 @@ from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.flock import held
 from sbctl.node.paths import node_paths
+from sbctl.node.records import EventKind
+from sbctl.runtime.event_log import record_event
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.nodeops import activation_journal
 from sbctl.runtime.nodeops.activation_journal import Activation, read_journal
@@ -47,6 +49,11 @@ def commit(runtime: LocalRuntime, wanted: Wanted) -> None:
     if link_version(paths.proven) != wanted.version:
         fs.replace_symlink(paths.proven, wanted.version)
     activation_journal.end(paths)
+    _remember(runtime, EventKind.RUNTIME_ACTIVATED, f"version {wanted.version}")
+
+
+def _remember(runtime: LocalRuntime, kind: EventKind, message: str) -> None:
+    record_event(runtime.paths.database, runtime.clock, kind, message)
 
 
 def roll_back(runtime: LocalRuntime, activation: Activation, cause: SbctlError) -> SbctlError:
@@ -75,6 +82,7 @@ def roll_back(runtime: LocalRuntime, activation: Activation, cause: SbctlError) 
             next_step=error.next_step or "look at its log, then run sbctl apply again",
         )
     activation_journal.end(runtime.paths)
+    _remember(runtime, EventKind.RUNTIME_ROLLED_BACK, f"to version {was.version}: {cause.message}")
     return HostError(
         "runtime.rolled_back",
         f"{_named(wanted, was)} did not prove itself, and the former one serves again: {cause.message}",

@@ -10,9 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from sbctl.base.clock import rfc3339
 from sbctl.base.errors import HostError, InputError, RefusedError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.node.messages import CertificateInstall, CertificateRemove, CertificateRequest
+from sbctl.node.records import EventKind
+from sbctl.runtime.event_log import record_event
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
@@ -50,12 +53,20 @@ def install_certificate(context: NodeContext, params: CertificateInstall) -> dic
         files.switch(directory)
     _take_up(context, files, identity, before)
     files.tidy()
+    if before != directory:
+        _remember(context, identity)
     return {
         "fingerprint": identity.certificate.fingerprint,
         "identity_epoch": identity.claims.identity_epoch,
         "issuer": identity.issuer,
         "revocations": identity.revocations,
     }
+
+
+def _remember(context: NodeContext, identity: NodeIdentity) -> None:
+    until = rfc3339(identity.certificate.not_after)
+    said = f"epoch {identity.claims.identity_epoch}, until {until}, {identity.certificate.fingerprint}"
+    record_event(context.paths.database, context.clock, EventKind.CERTIFICATE_INSTALLED, said)
 
 
 def remove_certificate(context: NodeContext, params: CertificateRemove) -> dict[str, Any]:

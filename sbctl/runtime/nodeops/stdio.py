@@ -54,6 +54,8 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.BUNDLE_APPLY: ("bundle_ops", "apply_bundle"),
     Method.BUNDLE_CLEAR: ("bundle_ops", "clear_bundle"),
     Method.DEPLOYMENT_ACTION: ("bundle_ops", "act_on_deployment"),
+    Method.LOGS_READ: ("reading_ops", "read_logs"),
+    Method.EVENTS_READ: ("reading_ops", "read_events"),
 }
 """Module of this package and function, imported when first asked for: a plan needs the snapshot only, from every host.
 

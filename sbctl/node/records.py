@@ -1,0 +1,81 @@
+"""What a host tells of its past: lines of logs, and events. All of it is foreign until these models accepted it.
+
+A cursor is the host's own: whoever asks again hands back what he got, and gets what came since.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["EVENTS_MAX", "LINES_MAX", "EventKind", "EventsAnswer", "LogLine", "LogsAnswer", "NodeEvent"]
+
+LINES_MAX: Final = 10_000
+"""Of one answer."""
+EVENTS_MAX: Final = 1_000
+"""Of one answer."""
+
+
+class EventKind(StrEnum):
+    """What a runtime remembers."""
+
+    RUNTIME_STARTED = "runtime.started"
+    RUNTIME_STOPPED = "runtime.stopped"
+    RUNTIME_ACTIVATED = "runtime.activated"
+    RUNTIME_ROLLED_BACK = "runtime.rolled_back"
+    BUNDLE_ACCEPTED = "bundle.accepted"
+    BUNDLE_REFUSED = "bundle.refused"
+    BUNDLE_CLEARED = "bundle.cleared"
+    REPLICA_CHANGED = "replica.changed"
+    ENGINE_STARTED = "engine.started"
+    ENGINE_ADOPTED = "engine.adopted"
+    ENGINE_STOPPED = "engine.stopped"
+    ENGINE_CRASHED = "engine.crashed"
+    HOST_DRAINED = "host.drained"
+    HOST_RESUMED = "host.resumed"
+    CERTIFICATE_INSTALLED = "certificate.installed"
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+
+
+class LogLine(_Told):
+    """One line as it was printed. `at` is RFC 3339 in the host's time, empty where the line says none."""
+
+    at: str = Field(default="", max_length=40)
+    source: Literal["runtime", "launcher", "engine"]
+    deployment: str | None = Field(default=None, max_length=128)
+    replica: int | None = Field(default=None, ge=0)
+    text: str = Field(max_length=8192)
+
+
+class LogsAnswer(_Told):
+    """`more`: ask again at once, the answer was full. `lost`: lines were rotated away before they were read."""
+
+    lines: tuple[LogLine, ...] = Field(max_length=LINES_MAX)
+    cursor: dict[str, Annotated[str, Field(max_length=512)]] = Field(max_length=1024)
+    more: bool = False
+    lost: bool = False
+
+
+class NodeEvent(_Told):
+    """`kind` is one of `EventKind`, or of a newer runtime's. `seq` grows by one an event, on its host."""
+
+    seq: int = Field(ge=0)
+    at: str = Field(max_length=40)
+    kind: str = Field(max_length=64)
+    message: str = Field(default="", max_length=1024)
+    deployment: str | None = Field(default=None, max_length=128)
+    replica: int | None = Field(default=None, ge=0)
+    generation: int | None = Field(default=None, ge=0)
+
+
+class EventsAnswer(_Told):
+    """`more`: ask again at once, the answer was full."""
+
+    events: tuple[NodeEvent, ...] = Field(max_length=EVENTS_MAX)
+    cursor: int = Field(ge=0)
+    more: bool = False
