@@ -16,6 +16,7 @@ from sbctl.cli.commands import (
     planning,
     running,
     state,
+    watching,
 )
 
 __all__ = ["app"]
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (configuration, planning, applying, inspecting, running):
+for group in (configuration, planning, applying, inspecting, watching, running):
     group.register(app)
 app.add_typer(state.app, name="state", help="The recorded truth: look, repair, share.")
 app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by one.")

@@ -117,6 +117,10 @@ class RuntimeState(_Fact):
 
     installed_versions: tuple[str, ...] = ()
     current_version: str | None = None
+    standalone_pythons: tuple[str, ...] = ()
+    """Digests of the operator's Python archives that are unpacked here."""
+    standalone_used: dict[str, str] = Field(default_factory=dict)
+    """Which of them an installed version runs on; a version that is not in it runs on a Python of the host."""
     supervision: Literal["system", "user", "parent", "none"] = "none"
     unit_path: str | None = None
     unit_sha256: str | None = None
@@ -167,6 +171,8 @@ class ReplicaState(_Fact):
     queued_requests: int = 0
     last_error: str | None = None
     reason_code: str | None = None
+    memory_bytes: int | None = Field(default=None, ge=0)
+    """Resident memory of its engine's first process, as the node read it; None when there is none or it cannot be read."""
 
 
 class DeploymentState(_Fact):

@@ -29,7 +29,9 @@ __all__ = [
     "line_width",
     "note",
     "print_json",
+    "print_json_line",
     "print_plain",
+    "reader_left",
     "result",
     "stderr_console",
     "talk",
@@ -38,6 +40,7 @@ __all__ = [
 SCHEMA_VERSION: Final = 1
 """Of every JSON result on stdout."""
 
+_left = False
 _MIN_WIDTH: Final = 40
 _MAX_WIDTH: Final = 110
 _PLAIN_SIGNS: Final = str.maketrans(
@@ -65,6 +68,12 @@ def print_json(command: str, body: Mapping[str, Any]) -> None:
     _write(_json_safe(dump_pretty(envelope(command, body)), sys.stdout), sys.stdout)
 
 
+def print_json_line(document: Mapping[str, Any]) -> None:
+    """Print one JSON object on a line of its own on stdout: an answer of many, or of a stream that has no end."""
+    line = json.dumps(dict(document), ensure_ascii=False, separators=(",", ":"))
+    _write(_json_safe(line, sys.stdout) + "\n", sys.stdout)
+
+
 def print_plain(text: str) -> None:
     """Print finished text on stdout as it is: markdown, schemas, documents."""
     _write(text, sys.stdout)
@@ -73,6 +82,11 @@ def print_plain(text: str) -> None:
 def complain_plain(text: str) -> None:
     """Print finished text on stderr as it is."""
     _write(text, sys.stderr)
+
+
+def reader_left() -> bool:
+    """Whether whoever read stdout went away: what has no end of its own ends then."""
+    return _left
 
 
 def ask_yes(question: str) -> bool:
@@ -175,6 +189,8 @@ def _write(text: str, stream: TextIO) -> None:
 
 def _silence(stream: TextIO) -> None:
     """Later output, the interpreter's last flush too, goes nowhere."""
+    global _left  # noqa: PLW0603 - the process has one stdout
+    _left = _left or stream is sys.stdout
     try:
         sink = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(sink, stream.fileno())

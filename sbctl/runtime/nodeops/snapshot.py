@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -80,7 +81,9 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "bundle": _one(BundleState, status.get("bundle")),
         "certificate": _certificate(context, status),
         "deployments": [
-            state for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments"))) if state
+            _with_memory(state)
+            for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments")))
+            if state
         ],
     }
     # One model is built, not one for each part: most of what a node process does is starting.
@@ -101,6 +104,21 @@ def _one(kind: type[_State], raw: object) -> _State | None:
         return None if raw is None else kind.model_validate(raw)
     except ValidationError:
         return None
+
+
+def _with_memory(state: DeploymentState) -> DeploymentState:
+    replicas = tuple(one.model_copy(update={"memory_bytes": _resident_bytes(one.pid)}) for one in state.replicas)
+    return state.model_copy(update={"replicas": replicas})
+
+
+def _resident_bytes(pid: int | None) -> int | None:
+    if pid is None:
+        return None
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
