@@ -54,7 +54,7 @@ def node(tmp_path: Path, operator: Operator) -> Path:
 
 def _stream(runtime: RuntimeProcess, tokens: int = 30) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     host = runtime.status()["http_url"].removeprefix("http://")
-    connection = http.client.HTTPConnection(host, timeout=20)
+    connection = http.client.HTTPConnection(host, timeout=60)
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": tokens})
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     return connection, connection.getresponse()

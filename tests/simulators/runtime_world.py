@@ -221,7 +221,7 @@ class RuntimeProcess:
     ) -> tuple[int, Any, Any]:
         """Through the public listener: status, parsed body, headers."""
         host = self.status()["http_url"].removeprefix("http://")
-        connection = http.client.HTTPConnection(host, timeout=30)
+        connection = http.client.HTTPConnection(host, timeout=60)
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
@@ -238,7 +238,7 @@ class RuntimeProcess:
     def engine_gauge(self, name: str) -> int:
         """A number of the only engine's own metrics, asked for at its address."""
         (record,) = self.paths.engine_records.glob("*.json")
-        connection = http.client.HTTPConnection(json.loads(record.read_text())["address"], timeout=5)
+        connection = http.client.HTTPConnection(json.loads(record.read_text())["address"], timeout=30)
         try:
             connection.request("GET", "/metrics")
             rows = dict(line.rsplit(" ", 1) for line in connection.getresponse().read().decode().splitlines())

@@ -147,7 +147,7 @@ def test_at_most_parallelism_hosts_run_at_once_each_in_a_thread_of_its_name() ->
     hosts = [f"h{number}" for number in range(6)]
     world = SmallWorld(*hosts)
     running, peak, names = set[str](), list[int](), set[str]()
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=120)
 
     def hook(host: str, method: str) -> None:
         running.add(host)

@@ -19,7 +19,7 @@ from tests.simulators import fake_llama_server
 
 class Connection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("engine", timeout=20)
+        super().__init__("engine", timeout=60)
         self.socket_path = path
 
     def connect(self) -> None:

@@ -65,7 +65,7 @@ def _wanted(served: dict[str, Any], **changes: Any) -> BlobFetch:
 def _ask(served: dict[str, Any], path: str, headers: dict[str, str]) -> int:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    connection = HTTPSConnection("127.0.0.1", served["port"], context=context, timeout=30)
+    connection = HTTPSConnection("127.0.0.1", served["port"], context=context, timeout=60)
     try:
         connection.request("GET", path, headers=headers)
         return connection.getresponse().status

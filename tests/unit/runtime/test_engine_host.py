@@ -264,7 +264,7 @@ asyncio.run(main())
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == -9, done.stderr

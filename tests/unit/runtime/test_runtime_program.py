@@ -61,7 +61,7 @@ def test_wrong_usage_is_64_never_2(argv: list[str], code: int, capsys: pytest.Ca
 def test_an_error_is_one_line_and_its_exit_code(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "SBCTL_NODE_PREFIX": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
     argv = [sys.executable, "-P", "-m", "sbctl.runtime.main", "serve"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("sbctl-runtime serve: file.missing: there is no such file")
     assert not (tmp_path / "state" / "control.sock").exists()
