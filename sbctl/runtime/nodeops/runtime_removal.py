@@ -24,7 +24,7 @@ from sbctl.runtime.nodeops.launcher_units import remove_launcher
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage, refuse_started_by_hand
 from sbctl.runtime.nodeops.snapshot import cache_root, host_facts
 from sbctl.runtime.nodeops.units import Systemd, Units, systemd_of
-from sbctl.runtime.nodeops.users import remove_users
+from sbctl.runtime.nodeops.users import remove_users, take_back_cache
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.supervise import stop_supervised
 
@@ -52,9 +52,11 @@ def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any
             _stop_units(systemd, units)
         stop_supervised(paths)
         _see_it_gone(context)
-        ArtifactCache(cache_root(paths), context.clock).dismantle_if_empty()
+        cache = cache_root(paths)
+        ArtifactCache(cache, context.clock).dismantle_if_empty()
         if systemd is not None and systemd.kind == "system":
             remove_launcher(paths)
+            take_back_cache(cache)
         if systemd is not None and units:
             _remove_units(systemd, units)
         _remove_files(paths)

@@ -20,6 +20,7 @@ import grp
 import os
 import pwd
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ __all__ = [
     "own_cache",
     "own_directories",
     "remove_users",
+    "take_back_cache",
 ]
 
 RUNTIME_USER: Final = "sbctl"
@@ -142,6 +144,23 @@ def own_cache(cache: Path, like: Path) -> None:
     ensure_directory(cache, mode=0o755)
     try:
         _own(cache, owner.st_uid, owner.st_gid, top=0o755)
+    except OSError as error:
+        raise _ownership_failed(error, cache) from error
+
+
+def take_back_cache(cache: Path) -> None:
+    """Before the accounts are removed: what `sbctl` has in the model cache becomes root's, as the weights of a host that is given up may stay.
+
+    An account that gets the same number later finds nothing of its own here, and nothing that it could write or that runs as root.
+    Raises HostError `host.ownership_failed`, RefusedError `host.account_conflict`.
+    """
+    accounts = find_users()
+    if accounts is None:
+        return
+    if not cache.is_dir() or cache.is_symlink():
+        return
+    try:
+        _take_back(cache, accounts.runtime_uid)
     except OSError as error:
         raise _ownership_failed(error, cache) from error
 
@@ -334,3 +353,33 @@ def _own_one(fd: int, change: _Change, mode: int | None) -> None:
         os.fchown(fd, change.uid, change.gid)
     if mode is not None and stat.S_IMODE(status.st_mode) != mode:
         os.fchmod(fd, mode)
+
+
+def _take_back(root: Path, uid: int) -> None:
+    """A tree, from that account to root. What the account put there as a second name of somebody else's file goes, as do links: the next
+    installation gives the whole tree to the account again."""
+    names: Counter[int] = Counter()
+    for _, directories, files, fd in os.fwalk(root):
+        names.update(os.stat(name, dir_fd=fd, follow_symlinks=False).st_ino for name in (*directories, *files))
+    for _, directories, files, fd in os.fwalk(root, topdown=False):
+        for name in (*directories, *files):
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
+                file = os.open(name, _FILE, dir_fd=fd)
+                try:
+                    _give_to_root(file)
+                finally:
+                    os.close(file)
+            elif not stat.S_ISDIR(status.st_mode) and (
+                not stat.S_ISREG(status.st_mode) or status.st_nlink > names[status.st_ino]
+            ):
+                os.unlink(name, dir_fd=fd)
+        if os.fstat(fd).st_uid == uid:
+            _give_to_root(fd)
+
+
+def _give_to_root(fd: int) -> None:
+    """Without set-id bits, and nobody else may write."""
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    os.fchown(fd, 0, 0)
+    os.fchmod(fd, mode & 0o755)

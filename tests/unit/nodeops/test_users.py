@@ -24,6 +24,7 @@ from sbctl.runtime.nodeops.users import (
     own_cache,
     own_directories,
     remove_users,
+    take_back_cache,
 )
 
 ACCOUNTS = Accounts(4711, 4712, 4713, 4714)
@@ -215,6 +216,34 @@ def test_a_cache_that_somebody_removed_is_the_runtimes_again(tmp_path: Path) -> 
     shutil.rmtree(cache)
     own_cache(cache, paths.state)
     assert _seen(cache) == (4711, 4712, 0o755)
+
+
+@as_root
+def test_kept_weights_are_roots_and_hold_nothing_that_an_account_of_that_number_could_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, cache = _node(tmp_path)
+    own_directories(paths, cache, ACCOUNTS)
+    monkeypatch.setattr(users, "find_users", lambda: ACCOUNTS)
+    planted = cache / "blobs" / "planted"
+    planted.write_text("x")
+    os.chown(planted, 4711, 4712)
+    planted.chmod(0o6777)
+    outside = tmp_path / "shadow"
+    outside.write_text("secret")
+    os.link(outside, cache / "blobs" / "second-name")
+    (cache / "blobs" / "link").symlink_to(outside)
+    (cache / "blobs" / "directory").symlink_to(tmp_path)
+    for _ in range(2):
+        take_back_cache(cache)
+        assert {(path.lstat().st_uid, path.lstat().st_gid) for path in (cache, *cache.rglob("*"))} == {(0, 0)}
+        assert _seen(planted) == (0, 0, 0o755)
+        assert sorted(os.listdir(cache / "blobs")) == ["b", "planted"]
+        assert (cache / "snapshots" / "a" / "m.gguf").stat().st_nlink == 2
+    assert outside.read_text() == "secret"
+    own_directories(paths, cache, ACCOUNTS)
+    assert _seen(cache / "snapshots" / "a" / "m.gguf") == (4711, 4712, 0o444)
+    take_back_cache(tmp_path / "not there")
 
 
 def test_nothing_is_done_where_nothing_is(tmp_path: Path) -> None:
