@@ -52,12 +52,16 @@ _BY_PREFIX: Final = {
 _FINDING: Final = {"_find": "yaml", "_find_at": "yaml", "ScalarRefusedError": "yaml"}
 
 NOT_CODES: Final = re.compile(
-    r"(?:artifact|blob|bundle|certificate|engine|host|pack|runtime|deployment)\."
-    r"(?:pull|import|remove|apply|clear|action|install|mark|unmark|activate|show|verify|export|serve|fetch|request)"
-    r"|(?:key|state)\.(?:list|show|history)|artifact\.(?:catalog_digest|license|revision|source)|action\.type|llama\.cpp|sbctl\..*"
-    r"|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub)"
+    r"(?:artifact|blob|bundle|certificate|engine|host|pack|runtime|deployment|logs|events)\."
+    r"(?:pull|import|remove|apply|clear|action|install|mark|unmark|activate|show|verify|export|serve|fetch|request|read)"
+    r"|(?!runtime\.refused$)(?:runtime|bundle|replica|engine|host|certificate)\."
+    r"(?:started|stopped|activated|accepted|refused|cleared|changed|adopted|crashed|drained|resumed|installed)"
+    r"|(?:key|state|host|cluster|cluster\.token)\."
+    r"(?:list|show|history|init|status|rotate|revoke|drain|resume|forget|exec|facts|trust|enroll)"
+    r"|artifact\.(?:catalog_digest|license|revision|source)|action\.type|llama\.cpp|sbctl\..*"
+    r"|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub|pem|procs)"
 )
-"""Dotted texts that are methods, commands, paths of leaves or file names."""
+"""Dotted texts that are methods, events, commands, paths of leaves or file names."""
 
 SENTENCES: Final = {
     "catalog.rule": "an entry of the catalog breaks a rule; the sentence says which",
@@ -89,6 +93,9 @@ SENTENCES: Final = {
     "ssh.host_key_changed": "the host shows another key than the pinned one",
     "host.facts_failed": "the facts of this machine could not be read",
     "host.observe_failed": "the host answered, and could not be read",
+    "host.unreachable": "the host gave no answer (in `--format junit` and `github`); the sentence says what was tried",
+    "config.state": "fleet.state contradicts itself or lacks something; the sentence says what",
+    "state.cannot_move": "`state mv` does not rename that; the sentence says why",
 }
 """Where the source puts the sentence together at run time."""
 

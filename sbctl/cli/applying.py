@@ -18,7 +18,7 @@ from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.cli.authority import IdentitySigner, settle_rollover
-from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state
+from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state, not_confirmed
 from sbctl.cli.last_seen import remember_seen
 from sbctl.cli.lost_hosts import clear_returned
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
@@ -106,11 +106,7 @@ def apply(
             require_healthy(found)
             return found.plan, None
         if not request.assume_yes and not confirm(found.plan):
-            raise RefusedError(
-                "apply.not_confirmed",
-                "nobody said yes, so nothing was changed",
-                next_step="run it on a terminal and answer yes, or pass --yes",
-            )
+            raise not_confirmed()
         signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
         clear_returned(workspace, found.returned, found.observation.sessions)
         final = found if workspace.state is not None else _on_new_state(workspace, found)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import os
 from collections.abc import Iterator
 
 from sbctl.base.errors import LockedError, RefusedError
+from sbctl.cli.login_secrets import has_terminal
 from sbctl.cli.signing import KEY_NOT_MADE_YET, Signer, default_key_path, make_key, require_member
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.state.operator import lock_info
 from sbctl.views.console import ask_yes, note
 
-__all__ = ["ensure_signer", "ensure_state", "held_state", "interactive", "require_yes"]
+__all__ = ["ensure_signer", "ensure_state", "held_state", "interactive", "not_confirmed", "require_yes"]
 
 
 def interactive() -> bool:
-    """Whether a question can be asked and answered."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    """Whether a question can be asked and answered: never under CI, where a terminal has nobody at it."""
+    return has_terminal(os.environ)
 
 
 @contextlib.contextmanager
@@ -72,10 +73,20 @@ def ensure_state(workspace: Workspace, fleet_name: str) -> None:
 
 def require_yes(question: str, *, assume_yes: bool) -> None:
     """Ask on the terminal. Raises RefusedError `apply.not_confirmed` for anything but yes, and where nobody can answer."""
-    if assume_yes or (interactive() and ask_yes(question)):
-        return
-    raise RefusedError(
+    if not assume_yes and not (interactive() and ask_yes(question)):
+        raise not_confirmed()
+
+
+def not_confirmed() -> RefusedError:
+    """Why nothing was begun: the answer was not yes, or there was nobody to ask."""
+    if interactive():
+        return RefusedError(
+            "apply.not_confirmed",
+            "the answer was not yes, so nothing was changed",
+            next_step="answer yes, or pass --yes",
+        )
+    return RefusedError(
         "apply.not_confirmed",
-        "nobody said yes, so nothing was changed",
-        next_step="run it on a terminal and answer yes, or pass --yes",
+        "there is no terminal to ask at, and --yes was not given, so nothing was changed",
+        next_step="pass --yes, or run it on a terminal (and not with CI set) and answer yes",
     )

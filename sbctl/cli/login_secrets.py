@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from sbctl.base.connection import Connection
-from sbctl.base.errors import InputError
+from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
 from sbctl.config.secrets import SecretSources
 from sbctl.remote.secrets import passphrase_question, sudo_question
@@ -51,7 +51,7 @@ class LoginSecrets:
         self._lock = threading.Lock()
 
     def __call__(self, reference: str, what: str) -> Secret:
-        """Raises InputError `secret.*` naming the reference, never the value."""
+        """Raises InputError `secret.*` naming the reference, never the value; RefusedError `secret.no_terminal`."""
         with self._lock:
             key = (reference, what if reference == PROMPT else "")
             if key not in self._known:
@@ -73,7 +73,7 @@ class LoginSecrets:
 
     def _asked(self, what: str) -> Secret:
         if not self._can_ask(self._environ):
-            raise InputError(
+            raise RefusedError(
                 "secret.no_terminal",
                 f"{what} is to be asked for, and there is no terminal to ask at",
                 place=PROMPT,

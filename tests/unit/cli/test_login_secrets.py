@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbctl.base.connection import Connection, Jump
-from sbctl.base.errors import InputError
+from sbctl.base.errors import InputError, SbctlError
 from sbctl.cli.login_secrets import LoginSecrets, has_terminal
 
 
@@ -56,7 +56,7 @@ def test_a_reference_is_read_where_it_points_and_needs_no_terminal(tmp_path: Pat
 def test_what_cannot_be_a_password_is_refused_without_showing_it(
     tmp_path: Path, answer: str, terminal: bool, code: str
 ) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(SbctlError) as caught:
         _secrets(tmp_path, [answer], terminal=terminal)("prompt", "the sudo password of ops")
     assert caught.value.code == code
     assert "a\nb" not in str(caught.value)
