@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,7 @@ __all__ = [
     "LeaseState",
     "NodePathsState",
     "NodeSnapshot",
+    "PortHolder",
     "PythonFact",
     "ReplicaState",
     "RuntimeState",
@@ -33,6 +34,15 @@ class PythonFact(_Fact):
     path: str = Field(max_length=512)
     version: str = Field(max_length=32)
     """`3.11.2`"""
+
+
+class PortHolder(_Fact):
+    """Who listens on a TCP port. `pid` None: of another user, so this login may not see it."""
+
+    port: int = Field(ge=1, le=65535)
+    address: str = Field(default="", max_length=64)
+    pid: int | None = None
+    program: str = Field(default="", max_length=128)
 
 
 class HostFacts(_Fact):
@@ -52,7 +62,17 @@ class HostFacts(_Fact):
     init: Literal["systemd_system", "systemd_user", "none"] = "none"
     pythons: tuple[PythonFact, ...] = ()
     now: str = Field(default="", max_length=40)
-    gpus: tuple[dict[str, str | int], ...] = ()
+    gpus: tuple[dict[str, Annotated[str, Field(max_length=256)] | int], ...] = Field(default=(), max_length=64)
+    """Each with what it tells: `name`, `vendor`, `bus`, `driver`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, …"""
+    gpu_problem: str | None = Field(default=None, max_length=512)
+    """Why the NVIDIA driver that is there cannot be used."""
+    nvidia_driver: str = Field(default="", max_length=32)
+    cuda: str = Field(default="", max_length=32)
+    """The newest version that the driver serves; empty before a node process could ask it."""
+    cgroup: str = Field(default="", max_length=16)
+    """`v2`, `v1`, `hybrid`, or empty."""
+    ports: tuple[PortHolder, ...] = Field(default=(), max_length=256)
+    """Who listens on the ports that were asked about."""
 
 
 class HostMarker(_Fact):
@@ -108,8 +128,14 @@ class NodePathsState(_Fact):
 
 
 class DiskState(_Fact):
+    """Free bytes for this user, and types of filesystems (`ext4`, `nfs4`, `fuse.sshfs`); None and empty mean unknown."""
+
     cache_free_bytes: int | None = None
     state_free_bytes: int | None = None
+    opt_free_bytes: int | None = None
+    cache_filesystem: str = Field(default="", max_length=32)
+    state_filesystem: str = Field(default="", max_length=32)
+    opt_filesystem: str = Field(default="", max_length=32)
 
 
 class RuntimeState(_Fact):
