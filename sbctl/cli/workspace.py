@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -109,8 +109,15 @@ class Workspace:
     @cached_property
     def loaded(self) -> CompiledConfig:
         """sb.yml, merged and checked; nothing of the state is in it but the key of secret fingerprints. Raises ConfigError."""
+        return self._load(self.keyed)
+
+    def checked(self) -> CompiledConfig:
+        """The same without any state, so without fingerprints of secrets. Raises ConfigError."""
+        return self._load(None)
+
+    def _load(self, keyed: Callable[[bytes], str] | None) -> CompiledConfig:
         try:
-            return load_document(self.document, environ=self.environ, keyed=self.keyed)
+            return load_document(self.document, environ=self.environ, keyed=keyed)
         except InputError as error:
             if error.code == "file.missing" and error.place == str(self.file):
                 error.next_step = "sbctl init writes a starter; -f names another file"

@@ -46,7 +46,7 @@ def validate(file: File = Path("sb.yml"), format: ReportFormatOption = ReportFor
     from sbctl.views.validation import print_validation
 
     try:
-        config = Workspace(file).loaded
+        config = Workspace(file).checked()
     except ConfigError as error:
         print_validation(str(file), error.diagnostics, format=format.value)
         return ExitCode.INVALID
