@@ -1,6 +1,7 @@
-"""`state mv`: another address for what is recorded. A host takes everything on it along; a deployment moves within its host.
+"""`state mv`: another name for a recorded deployment, within its host.
 
-Only the record changes. What a resource is called on its host stays until the next apply, which the plan shows.
+Only the record changes. What it is called on its host stays until the next apply, which the plan shows. A host is not renamed so: its
+machine, its identity and the bundles it accepted carry its name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from sbctl.base.errors import InputError, RefusedError, StateError
 from sbctl.base.ids import Address
-from sbctl.state.codec import decode, encode, recorded_from_json
+from sbctl.state.codec import decode, recorded_from_json
 from sbctl.state.journal import drop_resource, put_resource
 from sbctl.state.rows import Rows
 
@@ -31,11 +32,14 @@ def renaming(old: Address, new: Address) -> Callable[[Address], Address]:
     if old.kind != new.kind:
         raise refuse(f"a {old.kind} does not become a {new.kind}", "give two addresses of one kind")
     if old.kind == "host":
-        return lambda address: Address(address.kind, new.scope, address.name) if address.scope == old.scope else address
+        raise refuse(
+            f"the machine, its identity and the bundles it accepted carry the name {old.scope}; a record alone does not rename it",
+            f"sbctl destroy --target '*.{old.scope}' (keep: [weights] leaves the weights there), then rename it in sb.yml and apply",
+        )
     if old.kind != "deployment":
         raise refuse(
             f"{old.kind} is not named by you but by what it is",
-            "hosts and deployments can be renamed: sbctl state mv host.OLD host.NEW",
+            "deployments can be renamed: sbctl state mv deployment.HOST/OLD deployment.HOST/NEW",
         )
     if old.scope != new.scope:
         raise refuse(
@@ -49,11 +53,9 @@ def _renamed(raw: Json, move: Callable[[Address], Address]) -> Json:
     def text(address: str | None) -> str | None:
         return None if address is None else str(move(Address.parse(address)))
 
-    scope = move(Address("host", raw["host"])).scope if raw["host"] else raw["host"]
     return {
         **raw,
         "address": text(raw["address"]),
-        "host": scope,
         "after": sorted(str(text(each)) for each in raw["after"]),
         "member_of": text(raw["member_of"]),
     }
@@ -63,29 +65,24 @@ def renamed_desired(desired: list[Json], move: Callable[[Address], Address]) -> 
     return [_renamed(entry, move) for entry in desired]
 
 
-def rename(rows: Rows, old: Address, new: Address, at: datetime) -> int:
-    """Carry it out; returns how many resources have another address now.
-
-    Raises StateError `state.no_resource`; RefusedError `state.cannot_move`; InputError `state.exists_already`.
-    """
+def rename(rows: Rows, old: Address, new: Address, at: datetime) -> None:
+    """Carry it out. Raises StateError `state.no_resource`; RefusedError `state.cannot_move`; InputError `state.exists_already`."""
     move = renaming(old, new)
     entries = [decode(body) for _, body in rows.scan("resources")]
     known = {Address.parse(entry["address"]) for entry in entries}
-    moving = {address for address in known if move(address) != address}
-    if not moving:
+    if old not in known:
         raise StateError(
             "state.no_resource",
             "the state has no such resource",
             place=str(old),
             next_step="`sbctl state list` names them",
         )
-    taken = sorted(str(address) for address in known if new in (address, Address("host", address.scope)))
-    if taken:
+    if new in known:
         raise InputError(
             "state.exists_already",
             f"{new} stands in the state already",
-            place=taken[0],
-            next_step=f"choose another name, or first: sbctl state rm {taken[0]}",
+            place=str(new),
+            next_step=f"choose another name, or first: sbctl state rm {new}",
         )
     for entry in entries:
         changed = _renamed(entry, move)
@@ -93,9 +90,3 @@ def rename(rows: Rows, old: Address, new: Address, at: datetime) -> int:
             if changed["address"] != entry["address"]:
                 drop_resource(rows, Address.parse(entry["address"]), at)
             put_resource(rows, recorded_from_json(changed), at)
-    if old.kind == "host":
-        revisions = {str(scope): decode(body) for scope, body in rows.scan("revisions")}
-        if old.scope in revisions:
-            highest = max(revisions[old.scope], revisions.get(new.scope, 0))
-            rows.put("revisions", new.scope, encode(highest, what=new.scope))
-    return len(moving)

@@ -49,10 +49,6 @@ Json = dict[str, Any]
 _TEMPORARIES_OLDER_THAN_S = 3600.0
 
 
-def _discard(_value: object) -> None:
-    """For a change whose result nobody asks for."""
-
-
 class StateStore:
     """The state in `directory` (`.sbctl` beside sb.yml). Making one touches nothing.
 
@@ -298,10 +294,10 @@ class StateStore:
         self._amend(info, change, lambda desired: [*(e for e in desired if e["address"] != key), asked])
 
     def rename(self, old: Address, new: Address, info: RunInfo | None = None) -> None:
-        """Another address for a host, with all that is on it, or for a deployment. Raises as `sbctl.state.renaming.rename`."""
+        """Another name for a deployment. Raises as `sbctl.state.renaming.rename`."""
         move = renaming(old, new)
         at = self._clock.now()
-        self._amend(info, lambda rows: _discard(rename(rows, old, new, at)), lambda asked: renamed_desired(asked, move))
+        self._amend(info, lambda rows: rename(rows, old, new, at), lambda asked: renamed_desired(asked, move))
 
     # Sharing
 

@@ -22,12 +22,12 @@ def register(app: typer.Typer) -> None:
 
 
 def move(
-    old: Annotated[str, typer.Argument(help="host.NAME or deployment.HOST/NAME, as `state list` shows it.")],
-    new: Annotated[str, typer.Argument(help="The new address, of the same kind.")],
+    old: Annotated[str, typer.Argument(help="deployment.HOST/NAME, as `state list` shows it.")],
+    new: Annotated[str, typer.Argument(help="The new address, on the same host.")],
     file: File = Path("sb.yml"),
     lock_timeout: LockTimeout = 0.0,
 ) -> int:
-    """Rename a host (with everything on it) or a deployment in the record. The next plan shows what that means on the host."""
+    """Rename a deployment in the record. The next plan shows what that means on its host."""
     from sbctl.base.ids import Address
     from sbctl.cli.fleet_setup import held_state
     from sbctl.cli.workspace import Workspace
