@@ -13,6 +13,7 @@ from sbctl.base import errors
 from sbctl.base.errors import HTTP_STATUS, ExitCode, SbctlError
 
 HTTP_SENTENCES: Final = {
+    "authority_unavailable": "the authority cannot issue an identity now; its log says why",
     "crash_loop": "the engine ended too often; reset the deployment once the cause is mended",
     "draining": "the model is being replaced or stopped",
     "engine_missing": "the engine that the bundle names is not installed here",

@@ -18,7 +18,8 @@ The tree (who must act):
     ├── StateError                  3   the recorded truth is damaged, foreign, older or newer than we can trust
     └── DurabilityUnknownError      1   a write may or may not have reached the disk; read before acting
 
-`EXIT_PRECEDENCE` decides when several results hold; `HTTP_STATUS` maps runtime error codes.
+`EXIT_PRECEDENCE` decides when several results hold; `HTTP_STATUS` maps runtime error codes. Standard library only and Python 3.8: the
+bootstrap carries this module to hosts that have nothing newer.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def worst_exit(codes: Iterable[ExitCode]) -> ExitCode:
     return next((code for code in EXIT_PRECEDENCE if code in present), ExitCode.DONE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceSpan:
     """A place in a text file. `line` and `column` count from 1; `length` is in characters, at least 1."""
 
@@ -203,7 +204,7 @@ class DurabilityUnknownError(SbctlError):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Diagnostic:
     """One finding in an input file.
 
@@ -240,7 +241,7 @@ class ConfigError(InputError):
         super().__init__(first.code, first.message, place=str(first.span) if first.span else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _HttpTable:
     """Status by runtime error code; the reason code itself travels in the body."""
 
@@ -260,6 +261,7 @@ HTTP_STATUS = _HttpTable(
         "cross_site_refused": 403,
         "authority_read_only": 403,
         "unauthorized": 401,
+        "enrollment_denied": 401,
         "unknown_deployment": 404,
         "unknown_origin": 404,
         "unknown_model": 404,
@@ -280,6 +282,7 @@ HTTP_STATUS = _HttpTable(
         "crash_loop": 503,
         "stopped": 503,
         "overloaded": 503,
+        "authority_unavailable": 503,
         "runtime_commit_failed": 502,
         "upstream_failed": 502,
     }

@@ -25,6 +25,7 @@ from sbctl.base.errors import DurabilityUnknownError, InputError, SbctlError
 
 __all__ = [
     "FileOps",
+    "append_line",
     "copy_stream",
     "disk_error",
     "ensure_directory",
@@ -200,6 +201,27 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             os.unlink(temporary)
         raise disk_error(error, path) from error
     fsync_directory(path.parent)
+
+
+def append_line(path: Path, line: bytes, *, mode: int = 0o600) -> None:
+    """Add one line, durably, to a file that only grows; `line` has no line break. What a crash cut off before stays a line of its own.
+
+    After an SbctlError part of the line may be there. Writers of one file take turns.
+    """
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = OPS.open(str(path), flags, mode)
+        try:
+            size = os.fstat(fd).st_size
+            cut = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            _write_all(fd, (b"\n" if cut else b"") + line + b"\n")
+            OPS.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if size == 0:
+        fsync_directory(path.parent)
 
 
 def install_file(source: Path, target: Path, *, mode: int) -> None:

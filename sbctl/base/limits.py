@@ -41,6 +41,20 @@ JSON_INT_MAX: Final = 2**53 - 1
 CLOCK_SKEW_LEEWAY_S: Final = 60
 KEY_FILE_MAX_BYTES: Final = 8 * KIB
 
+# Enrollment
+JOIN_TOKEN_MAX_CHARS: Final = 512
+JOIN_TOKEN_TTL_DEFAULT_S: Final = 900
+JOIN_TOKEN_TTL_MAX_S: Final = 7 * 86400
+JOIN_TOKENS_MAX: Final = 100_000
+ENROLL_BODY_MAX_BYTES: Final = 128 * KIB
+ENROLL_ANSWER_MAX_BYTES: Final = 256 * KIB
+ENROLL_CONNECT_DEADLINE_S: Final = 10.0
+ENROLL_DEADLINE_S: Final = 60.0
+"""Of one answer, from the first byte of the request to the last of the answer."""
+ENROLL_REQUESTS_PER_MINUTE: Final = 60
+"""Of one source; an IPv6 source is a /64."""
+ENROLL_REQUESTS_PER_MINUTE_ALL: Final = 1200
+
 # Node interface
 FRAME_MAX_BYTES: Final = 8 * MIB
 NODE_CALL_DEADLINE_S: Final = 600.0

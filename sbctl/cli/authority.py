@@ -9,16 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError, UsageError
 from sbctl.base.ids import is_id
+from sbctl.cli.enrolling import grant_of
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.trust.authority import Authority, AuthorityFacts
 from sbctl.trust.authority_directory import NodeRecord
 from sbctl.trust.certificates import certificate_facts, renewal_time
+from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.identity import Grant, is_server_name
 from sbctl.views.cluster_views import ROLLOVER_STEPS, IdentityRow
 
@@ -26,6 +26,7 @@ __all__ = [
     "IdentitySigner",
     "authority_directory",
     "directory_of",
+    "enrollment_of",
     "identity_notes",
     "identity_rows",
     "new_grant",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 
+_DEFAULT_DIRECTORY: Final = "cluster"
 _RENEWAL_WARNING: Final = timedelta(days=7)
 _CA_WARNING: Final = timedelta(days=180)
 
@@ -50,38 +52,30 @@ def authority_directory(workspace: Workspace) -> Path:
     return Path(identity.directory)
 
 
-def directory_of(workspace: Workspace, named: Path | None, *, default: str) -> Path:
-    """The directory a command works on: the named one, else that of sb.yml, else `default` beside it."""
+def directory_of(workspace: Workspace, named: Path | None) -> Path:
+    """The directory a command works on: the named one, else that of sb.yml, else ./cluster beside it."""
     if named is not None:
         return named.absolute()
     if workspace.file.exists():
         identity = workspace.loaded.identity
         if identity is not None:
             return Path(identity.directory)
-    return workspace.directory / default
+    return workspace.directory / _DEFAULT_DIRECTORY
+
+
+def enrollment_of(workspace: Workspace, named: Path | None) -> Enrollment:
+    """The join tokens of the authority that a command works on."""
+    return Enrollment(directory_of(workspace, named))
 
 
 def new_grant(cluster_id: str, server_name: str, node_id: str, roles: Sequence[str], labels: Sequence[str]) -> Grant:
     """The authority's own grant, from the words of a command line. Raises UsageError naming the word."""
-    found: dict[str, str] = {}
-    for written in labels:
-        key, equals, value = written.partition("=")
-        if not equals or key in found:
-            raise UsageError(
-                "usage", f'"{written}" is no label, or its key is given twice', next_step="--label KEY=VALUE"
-            )
-        found[key] = value
     if not is_server_name(server_name):
         raise UsageError("usage", f'--server-name "{server_name}" is no domain name', next_step="as in sbproxy-mesh")
     for option, value in (("--cluster-id", cluster_id), ("--node-id", node_id)):
         if not is_id(value):
             raise UsageError("usage", f'{option} "{value}" is no name', next_step="use 1 to 128 of A-Z a-z 0-9 . _ -")
-    try:
-        return Grant.model_validate_json(json.dumps({"node_id": node_id, "roles": list(roles), "labels": found}))
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError("usage", f"the authority's identity cannot be made: {where}: {first['msg']}") from None
+    return grant_of(node_id, roles, labels)
 
 
 def identity_rows(workspace: Workspace, facts: AuthorityFacts) -> list[IdentityRow]:

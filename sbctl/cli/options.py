@@ -14,6 +14,7 @@ __all__ = [
     "AcceptUnsigned",
     "AllowEmpty",
     "AllowUnreachable",
+    "AuthorityDirectory",
     "Exclude",
     "File",
     "Format",
@@ -93,6 +94,12 @@ MaxBlastRadius = Annotated[
     Radius | None, typer.Option("--max-blast-radius", help="Refuse (exit 4) what users would notice more.")
 ]
 AllowUnreachable = Annotated[bool, typer.Option("--allow-unreachable", help="Go on without hosts that give no answer.")]
+AuthorityDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", metavar="DIR", help="The authority's directory. Unset: the one sb.yml names, else ./cluster beside it."
+    ),
+]
 AllowEmpty = Annotated[bool, typer.Option("--allow-empty", help="Allow a plan that removes every deployment.")]
 Parallelism = Annotated[int, typer.Option("--parallelism", min=1, max=64, help="Hosts at once.")]
 LockTimeout = Annotated[

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import ssl
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -211,15 +212,18 @@ class Listener:
         )
         self._server: asyncio.Server | None = None
 
-    async def start(self, sock: socket.socket) -> None:
-        """Accept on an already bound socket, TCP or UNIX."""
+    async def start(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
+        """Accept on an already bound socket, TCP (with TLS where `tls` is given) or UNIX."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         factory = self._make
         if sock.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(factory, sock=sock, backlog=_BACKLOG)
         else:
-            self._server = await loop.create_server(factory, sock=sock, backlog=_BACKLOG)
+            handshake_s = self.limits.header_s if tls is not None else None
+            self._server = await loop.create_server(
+                factory, sock=sock, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
 
     def refuse_new(self) -> None:
         """Accept no further connection; open ones go on. What waits in the backlog of a port that systemd holds, waits for our successor."""

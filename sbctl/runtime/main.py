@@ -45,6 +45,21 @@ def _launcher(argv: list[str]) -> int:
     return run_launcher(argv)
 
 
+def _authority(argv: list[str]) -> int:
+    from sbctl.runtime.enrollment_program import run_authority
+
+    return run_authority(argv)
+
+
+def _identity(argv: list[str]) -> int:
+    from sbctl.base.process import begin_short_process
+
+    begin_short_process()
+    from sbctl.runtime.identity_program import run_identity
+
+    return run_identity(argv)
+
+
 def _check(_argv: list[str]) -> int:
     """Import all that a host will need, so that a damaged or incomplete installation shows before anything depends on it."""
     import sbctl.runtime.daemon
@@ -63,6 +78,8 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "check": (_check, "say the version if everything that serving needs can be imported"),
     "guard": (_guard, "end an interrupted activation: the new runtime healthy, or the old one back"),
     "launcher": (_launcher, "start engines for the runtime, as root, on the socket that systemd hands over"),
+    "authority": (_authority, "let hosts in by join token: the enrollment server of an authority directory"),
+    "identity": (_identity, "take an enrolled directory into use as this node's identity"),
     "supervise": (_supervise, "keep `serve` running where no systemd does"),
 }
 

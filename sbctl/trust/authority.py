@@ -28,6 +28,7 @@ from sbctl.trust.certificates import (
     create_request,
     generate_private_key,
     issue_leaf,
+    matches,
     request_key_digest,
 )
 from sbctl.trust.identity import Grant, IdentityClaims, document_of, sign_identity
@@ -39,7 +40,7 @@ __all__ = ["KEY_ID", "Authority", "AuthorityFacts", "Issued", "RolloverStep", "r
 KEY_ID: Final = "authority"
 RolloverStep = Literal["add", "reissue", "remove"]
 _FRESH: Final = 0.5
-_NOT_COMMITTED: Final = "*-key.pem\nauthority-signing.key\n.authority.lock\n"
+_NOT_COMMITTED: Final = "*-key.pem\nauthority-signing.key\n.*.lock\ntokens.db*\nenrollment-audit.jsonl\n"
 _STAGE_AGE_S: Final = 3600.0
 
 
@@ -154,6 +155,15 @@ class Authority:
 
     def node(self, node_id: str) -> NodeRecord:
         return self._files.node(node_id)
+
+    def issued_to(self, node_id: str) -> Issued | None:
+        """The newest identity of a node; None when it has none, or when that was revoked."""
+        record = self._files.node(node_id)
+        if record.certificate is None or record.identity is None or record.fingerprint is None or record.issuer is None:
+            return None
+        if record.revoked_epoch >= record.identity_epoch:
+            return None
+        return Issued(record.certificate, record.identity, record.identity_epoch, record.fingerprint, record.issuer)
 
     def facts(self, held: Iterable[Mapping[str, Any]] = ()) -> AuthorityFacts:
         """What plans compare with; needs no private key. `held` as for `rollover`."""
@@ -316,11 +326,26 @@ class Authority:
             self._renew_own(own.grant, now)
         return True
 
+    def own_files(self) -> tuple[Path, Path]:
+        """Certificate and key that an enrollment server shows, rights checked. Raises RefusedError `enroll.own_role`: hosts show their token to
+        nobody but an authority, since every host of the cluster answers to the same server name."""
+        if "authority" not in certificate_facts(self._files.text("node.pem")).claims.roles:
+            raise RefusedError(
+                "enroll.own_role",
+                "the authority's own identity has not the role authority, so no host would show it a token",
+                place=str(self._files.path("node.pem")),
+                next_step="make an authority whose identity has it: sbctl cluster init --role authority",
+            )
+        self._files.secret("node-key.pem")
+        return self._files.path("node.pem"), self._files.path("node-key.pem")
+
     def renew_own(self, *, now: datetime) -> bool:
-        """Renew node.pem past its half-life; what an enrollment server calls before it starts. Whether it did."""
+        """Renew node.pem past its half-life, or when a crash left it beside another key; what an enrollment server calls. Whether it did."""
         own = self._files.node(self._settings.node_id)
-        facts = certificate_facts(self._files.text("node.pem"))
-        if own.grant is None or now < facts.not_before + (facts.not_after - facts.not_before) * _FRESH:
+        certificate = self._files.text("node.pem")
+        facts = certificate_facts(certificate)
+        fresh = now < facts.not_before + (facts.not_after - facts.not_before) * _FRESH
+        if own.grant is None or (fresh and matches(certificate, self._files.secret("node-key.pem"))):
             return False
         self._renew_own(own.grant, now)
         return True

@@ -40,6 +40,7 @@ __all__ = [
     "read_chain",
     "renewal_time",
     "request_key_digest",
+    "split_chain",
     "verify_leaf",
 ]
 
@@ -199,6 +200,12 @@ def certificate_facts(pem: str) -> CertificateFacts:
 def read_chain(pem: str) -> tuple[CertificateFacts, ...]:
     """All certificates of `pem`, in its order. Raises InputError `certificate.invalid`."""
     return tuple(_facts(certificate) for certificate in _load(pem))
+
+
+def split_chain(pem: str) -> tuple[str, ...]:
+    """Each certificate of `pem` as a text of its own."""
+    end = "-----END CERTIFICATE-----"
+    return tuple(f"{part.strip()}\n{end}\n" for part in pem.split(end) if part.strip())
 
 
 def request_key_digest(request: str) -> str:

@@ -241,10 +241,10 @@ def check_document(
         )
 
 
-def check_clocks(here: datetime, operator: datetime) -> None:
+def check_clocks(here: datetime, there: datetime, *, whose: str = "the operator's machine says") -> None:
     """Raises RefusedError `identity.clock_skew` when the two clocks differ by more than CLOCK_SKEW_S."""
-    if abs((here - operator).total_seconds()) > CLOCK_SKEW_S:
-        raise _clock_skew(here, operator, "the operator's machine says")
+    if abs((here - there).total_seconds()) > CLOCK_SKEW_S:
+        raise _clock_skew(here, there, whose)
 
 
 def admit(seen: HighWater | None, shown: HighWater) -> HighWater:

@@ -14,7 +14,14 @@ from typing import Literal
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
-from sbctl.trust.certificates import CertificateFacts, certificate_facts, public_key_digest, read_chain, verify_leaf
+from sbctl.trust.certificates import (
+    CertificateFacts,
+    certificate_facts,
+    public_key_digest,
+    read_chain,
+    split_chain,
+    verify_leaf,
+)
 from sbctl.trust.identity import IdentityClaims, check_document, open_identity
 from sbctl.trust.revocation import open_revocations, refuse_revoked
 
@@ -101,15 +108,10 @@ def verify_node_identity(files: NodeIdentityFiles, *, key: Secret, now: datetime
 def _issuer(files: NodeIdentityFiles, now: datetime) -> str:
     """The one CA of the bundle that verifies the certificate alone."""
     claims = certificate_facts(files.certificate).claims
-    for ca in _certificates(files.ca):
+    for ca in split_chain(files.ca):
         try:
             verify_leaf(files.certificate, ca, server_name=claims.server_name, now=now)
         except RefusedError:
             continue
         return certificate_facts(ca).fingerprint
     return ""
-
-
-def _certificates(bundle: str) -> list[str]:
-    end = "-----END CERTIFICATE-----"
-    return [f"{part.strip()}\n{end}\n" for part in bundle.split(end) if part.strip()]

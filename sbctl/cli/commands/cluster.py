@@ -1,6 +1,7 @@
-"""`cluster init|status|rotate|revoke`: the authority that gives the hosts of a cluster their identities.
+"""`cluster init|status|rotate|revoke|token|enroll`: the authority that gives the hosts of a cluster their identities.
 
-All of it works on the authority's directory on this machine; what it changes reaches the hosts by the next apply, which plans show first.
+All but `enroll`, which runs on a host that cannot be reached, works on the authority's directory on this machine; what rotate and revoke change
+reaches the hosts by the next apply, which plans show first.
 """
 
 from __future__ import annotations
@@ -11,21 +12,16 @@ from typing import Annotated, Final
 import typer
 
 from sbctl.base.errors import ExitCode, UsageError
+from sbctl.cli.commands import tokens
+from sbctl.cli.options import AuthorityDirectory as Directory
 from sbctl.cli.options import File, Format, OutputFormat
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tokens.app, name="token", help="Join tokens, for hosts that cannot be reached over SSH.")
 
-_DEFAULT_DIRECTORY: Final = "cluster"
 _DEFAULT_SERVER_NAME: Final = "sbproxy-mesh"
-
-Directory = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir", metavar="DIR", help="The authority's directory. Unset: the one sb.yml names, else ./cluster beside it."
-    ),
-]
 
 
 @app.command()
@@ -61,7 +57,7 @@ def init(
         cluster_id = workspace.loaded.fleet_name
     grant = new_grant(cluster_id, server_name, node_id, role or ["gateway", "authority"], label or [])
     authority = Authority.create(
-        directory_of(workspace, directory, default=_DEFAULT_DIRECTORY),
+        directory_of(workspace, directory),
         cluster_id=cluster_id,
         grant=grant,
         server_name=server_name,
@@ -88,7 +84,7 @@ def status(
     from sbctl.views.console import print_json, result
 
     workspace = Workspace(file)
-    authority = Authority.open(directory_of(workspace, directory, default=_DEFAULT_DIRECTORY))
+    authority = Authority.open(directory_of(workspace, directory))
     facts = authority.facts(workspace.held_identities())
     rows = identity_rows(workspace, facts)
     if format is OutputFormat.JSON:
@@ -117,7 +113,7 @@ def rotate(
     if ca == bool(nodes):
         raise UsageError("usage", "name the hosts that get a new identity, or --ca for a new CA")
     workspace = Workspace(file)
-    authority = Authority.open(directory_of(workspace, directory, default=_DEFAULT_DIRECTORY))
+    authority = Authority.open(directory_of(workspace, directory))
     if ca:
         authority.finish_rollover(workspace.held_identities(), now=workspace.clock.now())
         fingerprint: str | None = authority.begin_rollover(now=workspace.clock.now())
@@ -146,9 +142,59 @@ def revoke(
     from sbctl.views.console import note, print_json
 
     workspace = Workspace(file)
-    authority = Authority.open(directory_of(workspace, directory, default=_DEFAULT_DIRECTORY))
+    authority = Authority.open(directory_of(workspace, directory))
     listed = authority.revoke(node, reason=reason, now=workspace.clock.now())
     note(f"{node} is on revocation list {listed.revision}; sbctl apply takes it to every host")
     if format is OutputFormat.JSON:
         print_json("cluster.revoke", {"node": node, "revision": listed.revision})
+    return ExitCode.DONE
+
+
+@app.command()
+def enroll(
+    url: Annotated[
+        str, typer.Option("--url", metavar="https://HOST:PORT", help="Where the authority's runtime listens.")
+    ],
+    node_id: Annotated[str, typer.Option("--node-id", metavar="HOST", help="Name of this host in the cluster.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The directory to make; it must not be there yet.")],
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Role of this host. Repeatable. Unset: worker.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="Label, exactly as in the token. Repeatable."),
+    ] = None,
+    server_name: Annotated[
+        str, typer.Option("--server-name", help="Name that all hosts of the cluster answer to.")
+    ] = _DEFAULT_SERVER_NAME,
+    ca_cert: Annotated[
+        Path | None,
+        typer.Option("--ca-cert", metavar="FILE", help="The cluster's CA, where it is known; it must be the token's."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="The token; - is stdin. Unset: SBCTL_CLUSTER_TOKEN, else what is piped in.",
+        ),
+    ] = None,
+    token: Annotated[str | None, typer.Option("--token", hidden=True)] = None,
+    format: Format = OutputFormat.TEXT,  # noqa: A002
+) -> int:
+    """On a host that cannot be reached: make a key here and have the authority give it an identity, for a join token."""
+    from sbctl.base.clock import SYSTEM_CLOCK
+    from sbctl.cli.enrolling import enroll as enroll_here
+    from sbctl.cli.enrolling import grant_of, refuse_token_in_arguments, server_of
+    from sbctl.views.console import print_json, result
+    from sbctl.views.enrollment_views import enrolled_body, enrolled_text
+
+    if token is not None:
+        refuse_token_in_arguments()
+    server, grant = server_of(url, server_name), grant_of(node_id, role or ["worker"], label or [])
+    enrolled = enroll_here(server, grant, out.absolute(), token_file=token_file, ca_file=ca_cert, clock=SYSTEM_CLOCK)
+    if format is OutputFormat.JSON:
+        print_json("cluster.enroll", enrolled_body(enrolled.directory, enrolled.identity))
+    else:
+        result(enrolled_text(enrolled.directory, enrolled.identity))
     return ExitCode.DONE

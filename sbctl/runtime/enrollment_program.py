@@ -1,0 +1,127 @@
+"""`sbctl-runtime authority --dir DIR --listen ADDRESS:PORT`: the enrollment server of one authority directory, in the foreground.
+
+It needs the authority's private keys, so it runs where they are on purpose: on the operator's machine, or on a host that was given the
+directory. It ends on SIGTERM or SIGINT once what it issues is issued, and tells systemd when it is ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Final
+
+from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.base.errors import LockedError, RefusedError, UsageError
+from sbctl.base.flock import held
+from sbctl.runtime.binding import HandedOver, bind_tcp
+from sbctl.runtime.enrollment_server import EnrollmentMetrics, EnrollmentServer, server_tls
+from sbctl.runtime.listeners import Listener, ListenerLimits
+from sbctl.runtime.log import configure_logging, get_log
+from sbctl.runtime.notify import Notifier
+from sbctl.runtime.routes import is_loopback
+from sbctl.trust.certificates import LEAF_VALIDITY_DAYS
+from sbctl.trust.enrollment import Enrollment
+
+__all__ = ["run_authority"]
+
+_LIMITS: Final = ListenerLimits(connections=256, idle_s=10.0, write_stall_s=10.0)
+_SEE_OFF_S: Final = 5.0
+_VALIDITY_MAX_DAYS: Final = 825
+
+
+def run_authority(argv: list[str]) -> int:
+    """Serve until told to stop; 0 after a clean stop. Raises SbctlError when it cannot begin."""
+    parser = argparse.ArgumentParser(prog="sbctl-runtime authority", exit_on_error=False)
+    parser.add_argument("--dir", type=Path, required=True, help="the authority directory, with its private keys")
+    parser.add_argument(
+        "--listen", required=True, metavar="ADDRESS:PORT", help="where hosts reach it, as in 0.0.0.0:8443"
+    )
+    parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="plain HTTP with /metrics; loopback only")
+    parser.add_argument("--validity-days", type=int, default=LEAF_VALIDITY_DAYS, help="life of what it issues")
+    try:
+        parsed = parser.parse_args(argv)
+    except argparse.ArgumentError as error:
+        raise UsageError("usage", str(error), next_step="sbctl-runtime authority --help") from None
+    os.umask(0o077)
+    configure_logging()
+    if not 1 <= parsed.validity_days <= _VALIDITY_MAX_DAYS:
+        raise UsageError("usage", f"--validity-days is 1 to {_VALIDITY_MAX_DAYS}")
+    enrollment = Enrollment(parsed.dir.absolute(), validity_days=parsed.validity_days)
+    with held(enrollment.authority.directory / ".server.lock") as ours:
+        if not ours:
+            raise LockedError(
+                "enroll.already_serving",
+                "another enrollment server has this authority directory",
+                place=str(enrollment.authority.directory),
+                next_step="stop it first; one serves as many hosts as there are",
+            )
+        enrollment.authority.renew_own(now=SYSTEM_CLOCK.now())
+        asyncio.run(_serve(enrollment, parsed.listen, parsed.metrics_listen))
+    return 0
+
+
+async def _serve(enrollment: Enrollment, listen: str, metrics_listen: str | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    notifier, log = Notifier(os.environ), get_log("enrollment")
+    handed_over = HandedOver.from_environ(os.environ)
+    metrics = EnrollmentMetrics()
+    server, tls = EnrollmentServer(enrollment, SYSTEM_CLOCK, metrics), server_tls(enrollment.authority)
+    listeners = [Listener(server.app(), _LIMITS)]
+    try:
+        sock = _bound(handed_over, listen)
+        await listeners[0].start(sock, tls=tls)
+        if metrics_listen is not None:
+            told = _bound(handed_over, metrics_listen, loopback=True)
+            listeners.append(Listener(metrics.app()))
+            await listeners[1].start(told)
+        handed_over.close()
+        fresh = asyncio.create_task(server.keep_fresh(tls))
+        host, port = sock.getsockname()[:2]
+        notifier.ready(f"enrolling on {host}:{port}")
+        log.info("ready", address=host, port=port, cluster=enrollment.authority.settings.cluster_id)
+        await _wait(stop, notifier)
+        fresh.cancel()
+    finally:
+        notifier.stopping()
+        for listener in listeners:
+            listener.refuse_new()
+        await listeners[0].see_off(_SEE_OFF_S)
+        for listener in listeners:
+            await listener.close()
+        server.close()
+        log.info("stopped")
+
+
+async def _wait(stop: asyncio.Event, notifier: Notifier) -> None:
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), notifier.watchdog_interval_s)
+        notifier.alive()
+
+
+def _bound(handed_over: HandedOver, written: str, *, loopback: bool = False) -> socket.socket:
+    """Raises UsageError, RefusedError `enroll.metrics_exposed`, HostError `runtime.port_in_use`, `runtime.bind_failed`."""
+    address, colon, port = written.rpartition(":")
+    try:
+        address = str(ipaddress.ip_address(address.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        address = ""
+    if not colon or not address or not port.isdecimal() or int(port) > 65535:
+        raise UsageError("usage", f'"{written[:100]}" is no ADDRESS:PORT', next_step="as in 0.0.0.0:8443 or [::1]:8443")
+    if loopback and not is_loopback(address):
+        raise RefusedError(
+            "enroll.metrics_exposed",
+            "metrics go over plain HTTP without credentials, so only this machine may reach them",
+            place=written,
+            next_step="use a loopback address, as in 127.0.0.1:9464",
+        )
+    return handed_over.take(address, int(port)) or bind_tcp(address, int(port))
