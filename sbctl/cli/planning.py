@@ -100,10 +100,11 @@ def _header(workspace: Workspace, config: CompiledConfig | None, observation: Fl
     """For the reader: which fleet, who applied last, how many hosts answered."""
     state = workspace.state
     fleet = config.fleet_name if config is not None else state.fleet_name if state is not None else ""
-    asked = len(observation.snapshots) + len(observation.unreachable)
+    answered, asked = len(observation.snapshots), len(observation.snapshots) + len(observation.unreachable)
     header = {"fleet": fleet, "state": "nothing applied yet"}
     if asked:
-        header["observed"] = f"{plural(asked, 'host')} observed in {observation.seconds:.1f} s"
+        of_all = "" if answered == asked else f"{answered} of "
+        header["observed"] = f"{of_all}{plural(asked, 'host')} observed in {observation.seconds:.1f} s"
     if state is not None and state.last_run is not None:
         run = state.last_run
         header["applied_at"] = rfc3339(run.finished_at or run.started_at)
@@ -211,7 +212,9 @@ def _protection(
 
 
 def _why(error: SbctlError, seen: str) -> str:
-    return f"{error.message}{seen}. {error.next_step}" if error.next_step else f"{error.message}{seen}"
+    """The place names the address, and the jump where that is what failed."""
+    said = f"{error.place}: {error.message}{seen}" if error.place else f"{error.message}{seen}"
+    return f"{said}. {error.next_step}" if error.next_step else said
 
 
 def plan_against(workspace: Workspace, base_file: Path) -> Plan:

@@ -75,7 +75,8 @@ class SshChannel:
         close_quietly(self._channel)
 
     def skip_to(self, marker: bytes, timeout_s: float, *, hear: Callable[[bytes], bytes]) -> None:
-        """Read up to and with `marker`; `hear` gets what is complained meanwhile, and its answer is sent.
+        """Read up to and with `marker`; `hear` gets what is complained meanwhile, and its answer is sent. What was complained until then is
+        no complaint of the program that begins behind the marker.
 
         Raises TimeoutError, OSError; EOFError when the output ends before.
         """
@@ -94,6 +95,7 @@ class SshChannel:
                 raise EOFError
             else:
                 is_ready(self._channel.fileno(), timeout_s=min(left, SLICE_S))
+        self._complaints = b""
 
     def _drain(self) -> None:
         while self._channel.recv_stderr_ready():

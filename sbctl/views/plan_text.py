@@ -73,8 +73,9 @@ def summary_sentence(document: PlanDocument) -> str:
     summary = document.summary
     acting = summary.create + summary.update + summary.replace + summary.delete + summary.forget
     if not acting:
-        rest = f" {summary.unknown} unknown." if summary.unknown else ""
-        return _NOTHING[document.mode] + rest
+        if summary.unknown:
+            return f"Nothing to do on hosts that answered, {summary.unknown} unknown."
+        return _NOTHING[document.mode]
     if document.mode == "drift":
         unknown = f" {summary.unknown} unknown." if summary.unknown else ""
         verb = "differs" if acting == 1 else "differ"

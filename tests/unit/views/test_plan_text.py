@@ -74,7 +74,7 @@ downtime."""
         ({"wanted": KNOWN, "mode": "drift"}, "No drift: everything is as the last apply left it."),
         ({"wanted": KNOWN, "mode": "against", "unreachable": {}}, "No difference."),
         ({"wanted": (), "mode": "destroy", "recorded": {}}, "Nothing to destroy."),
-        ({"wanted": KNOWN, "unreachable": {"gpu-a": "x"}}, "No changes: the fleet is as sb.yml says. 1 unknown."),
+        ({"wanted": KNOWN, "unreachable": {"gpu-a": "x"}}, "Nothing to do on hosts that answered, 1 unknown."),
         ({"wanted": KNOWN, "mode": "drift", "observed": KNOWN[1:]},
          "Drift: 1 resource differs from serial 41. sbctl apply repairs that."),
         ({"wanted": KNOWN, "mode": "drift", "observed": KNOWN[3:]},
