@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from providers.registry import PROVIDERS
 from sbctl.apply.cancellation import Cancellation, SignalWatch
@@ -17,13 +18,11 @@ from sbctl.base.errors import DegradedError, InputError, RefusedError, SbctlErro
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
 from sbctl.base.secret import Secret
-from sbctl.cli.authority import IdentitySigner, settle_rollover
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state, not_confirmed
 from sbctl.cli.last_seen import remember_seen
 from sbctl.cli.lost_hosts import clear_returned
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
 from sbctl.cli.relaying import Relays
-from sbctl.cli.services import OnlineSupplies, OperatorServices, Supplies, operator_cache
 from sbctl.cli.sharing import stop_when_lost
 from sbctl.cli.signing import Signer
 from sbctl.cli.workspace import Workspace
@@ -39,6 +38,9 @@ from sbctl.remote.session import HostSession, open_session
 from sbctl.state.operator import run_info
 from sbctl.trust.envelope import open_envelope
 
+if TYPE_CHECKING:
+    from sbctl.cli.services import Supplies
+
 __all__ = ["ApplyRequest", "apply", "earlier_serial", "open_saved_plan", "require_healthy"]
 
 
@@ -53,6 +55,8 @@ class ApplyRequest:
     assume_yes: bool = False
     fail_fast: bool = False
     lock_timeout_s: float = 0.0
+    accept_blockers: bool = False
+    """Begin although doctor names blockers."""
 
 
 def open_saved_plan(workspace: Workspace, path: Path, *, verify: bool) -> SavedPlan:
@@ -82,7 +86,7 @@ def apply(
     """Plan under the lock and carry it out. The result is None when there was nothing to do.
 
     `show` gets the plan before anything happens, `confirm` decides when nobody said --yes. Raises LockedError, StalePlanError,
-    UnreachableError, RefusedError (`plan.*`, `key.*`, `apply.not_confirmed`) before anything is changed; DegradedError when nothing is to
+    UnreachableError, RefusedError (`plan.*`, `doctor.blocked`, `key.*`, `apply.not_confirmed`) before anything is changed; DegradedError when nothing is to
     change and a deployment has failed all the same.
     """
     if request.plan.mode == "apply" and not workspace.store.exists():
@@ -102,9 +106,13 @@ def apply(
             raise refusal.error()
         if not found.plan.actionable:
             _note_only(workspace, request, found)
-            settle_rollover(workspace, found.config)
+            _settle_rollover(workspace, found)
             require_healthy(found)
             return found.plan, None
+        if request.command == "apply" and not request.accept_blockers:
+            from sbctl.cli.blockers import refuse_unfit
+
+            refuse_unfit(found)
         if not request.assume_yes and not confirm(found.plan):
             raise not_confirmed()
         signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
@@ -184,6 +192,9 @@ def _note_only(workspace: Workspace, request: ApplyRequest, found: Planned) -> N
 def _carry_out(
     workspace: Workspace, request: ApplyRequest, found: Planned, signer: Signer, sink: EventSink
 ) -> ApplyResult:
+    from sbctl.cli.authority import IdentitySigner
+    from sbctl.cli.services import OperatorServices
+
     wanted = effective_desired(found.inputs, PROVIDERS).desired
     info = run_info(request.command, workspace.environ, workspace.directory)
     run = workspace.store.begin_run(info, wanted.values())
@@ -231,11 +242,20 @@ def _carry_out(
             cancel=cancel,
             given_up=given_up,
         )
-    settle_rollover(workspace, found.config)
+    _settle_rollover(workspace, found)
     return result
 
 
+def _settle_rollover(workspace: Workspace, found: Planned) -> None:
+    if found.config is not None and found.config.authority is not None:
+        from sbctl.cli.authority import settle_rollover
+
+        settle_rollover(workspace, found.config)
+
+
 def _supplies(workspace: Workspace) -> Supplies:
+    from sbctl.cli.services import OnlineSupplies, operator_cache
+
     if workspace.pack is None:
         return OnlineSupplies(operator_cache(), workspace.environ, workspace.clock)
     from sbctl.pack.supplies import PackSupplies

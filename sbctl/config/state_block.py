@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Field, WithJsonSchema
-from yarl import URL
 
 from sbctl.base.errors import InputError
 from sbctl.base.field_types import Block, Items, PlainText, expected, text_check, text_schema
@@ -156,6 +155,8 @@ _NO_CREDENTIALS: Final = ("an address holds no credentials", "use state.username
 
 
 def _http_problem(text: str) -> tuple[str, str] | None:
+    from yarl import URL
+
     try:
         url = URL(text)
         host = url.host

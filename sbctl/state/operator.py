@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from yarl import URL
-
 from sbctl import __version__
 from sbctl.base.clock import Clock
 from sbctl.base.display import display_safe
@@ -67,8 +65,12 @@ def ci_url(environ: Mapping[str, str]) -> str:
     server, repository, run = (environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
     if server and repository and run:
         text = f"{server}/{repository}/actions/runs/{run}"
+    if not text:
+        return ""
+    from yarl import URL
+
     try:
-        url = URL(text).with_user(None).with_query(None).with_fragment(None) if text else URL()
+        url = URL(text).with_user(None).with_query(None).with_fragment(None)
     except ValueError:
         return ""
     if url.scheme not in ("http", "https") or len(str(url)) > 2 * _FIELD_MAX_CHARS:
