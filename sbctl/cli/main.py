@@ -15,6 +15,8 @@ from sbctl.base.errors import ExitCode
 
 __all__ = ["main"]
 
+_GROUPS = frozenset({"bundle", "cluster", "host", "key", "pack", "state"})
+
 
 def _guard_installation() -> None:
     """`providers` is a plain name; a stranger's package of that name must not be taken for ours."""
@@ -72,9 +74,10 @@ def _format_of(arguments: Sequence[str]) -> str:
 
 
 def _command_of(arguments: Sequence[str]) -> str:
-    """The command as JSON results name it: `plan`, `state.list`."""
-    words = list(itertools.takewhile(lambda word: word.isalpha(), arguments[:2]))
-    return ".".join(words if words[:1] in (["state"], ["key"], ["bundle"], ["host"]) else words[:1])
+    """The command as JSON results name it: `plan`, `state.list`, `cluster.token.create`."""
+    words = list(itertools.takewhile(lambda word: word.isalpha(), arguments[:3]))
+    depth = 3 if words[:2] == ["cluster", "token"] else 2 if words[:1] and words[0] in _GROUPS else 1
+    return ".".join(words[:depth])
 
 
 def _hold_standard_streams() -> None:

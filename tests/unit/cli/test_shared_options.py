@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,20 @@ def test_a_shared_option_that_a_command_cannot_follow_is_refused_before_anything
     assert main(arguments) == ExitCode.USAGE
     assert why in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("plan", "x.plan"), "plan"),
+        (("state", "show", "host.a"), "state.show"),
+        (("cluster", "status"), "cluster.status"),
+        (("cluster", "token", "create"), "cluster.token.create"),
+        (("pack", "verify", "here"), "pack.verify"),
+    ],
+)
+def test_a_failure_has_the_name_that_the_commands_own_document_has(
+    words: tuple[str, ...], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--nonsense", "--format", "json"]) == ExitCode.USAGE
+    assert json.loads(capsys.readouterr().out)["command"] == command
