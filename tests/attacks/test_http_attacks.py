@@ -75,7 +75,9 @@ class Target:
         await self._listen(self.admin, sock)
         sock = bind_tcp("127.0.0.1", 0)
         self.data_port = sock.getsockname()[1]
-        await self._listen(DataPlane(self.reconciler, self.metrics, Drain(self.paths), bound_to_loopback=True).app(), sock)
+        await self._listen(
+            DataPlane(self.reconciler, self.metrics, Drain(self.paths), bound_to_loopback=True).app(), sock
+        )
         cold = member(facts(), "/engine", warm=False, pull="on_demand", cold_start="reject")
         desired = content({"q": cold}, origins={"ai.internal": OriginMember(models={"public": "q"})})
         await self.reconciler.apply_content(desired, quiet)
