@@ -65,6 +65,9 @@ def apply(
     lock_timeout: LockTimeout = 0.0,
     from_pack: FromPack = None,
     unsigned: AcceptUnsigned = False,
+    accept_blockers: Annotated[
+        bool, typer.Option("--accept-blockers", help="Begin although doctor names blockers on hosts that would change.")
+    ] = False,
 ) -> int:
     """Plan, ask, and make it so. With PLAN: exactly the saved plan, without asking, or exit 5 when anything moved."""
     from sbctl.cli.applying import ApplyRequest, open_saved_plan
@@ -105,7 +108,9 @@ def apply(
     limits = limits_of(max_blast_radius, allow_empty=allow_empty)
     return run_apply(
         workspace,
-        ApplyRequest("apply", request, limits, saved, yes or saved is not None, fail_fast, lock_timeout),
+        ApplyRequest(
+            "apply", request, limits, saved, yes or saved is not None, fail_fast, lock_timeout, accept_blockers
+        ),
         format=format.value,
     )
 

@@ -1,0 +1,238 @@
+"""Whether hosts are fit for what sb.yml asks of them: rules over what they told, pure. `doctor` shows all findings; `apply` begins nothing
+while one of them is a blocker on a host that it would change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.display import format_bytes
+from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S, MIB
+from sbctl.config.compiled import CompiledDeployment, CompiledHost
+from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
+from sbctl.node.snapshot import HostFacts, NodeSnapshot, PortHolder
+from sbctl.trust.identity import CLOCK_SKEW_S
+from sbctl.views.host_views import Check, Verdict
+
+__all__ = [
+    "clock_check",
+    "device_checks",
+    "filesystem_checks",
+    "need_checks",
+    "port_checks",
+    "program_disk_check",
+    "system_checks",
+    "usable_bytes",
+    "wanted_ports",
+]
+
+_CPU_MEMORY_FRACTION: Final = 0.7
+"""Of the installed memory, what models may take on a machine without GPU."""
+_DEVICE_MEMORY_FRACTION: Final = 0.9
+_RUNTIME_DISK_BYTES: Final = 200 * MIB
+"""Of one version of the runtime, with the wheels it is made from."""
+_ENGINE_DISK_BYTES: Final = 120 * MIB
+_NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "beegfs", "ceph", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2"}
+)  # fmt: skip
+_LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
+_ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_OTHER_HOST: Final = "choose a smaller model or variant, or another host (required_labels)"
+_DRIVER_COMMANDS: Final = {
+    "debian": "enable contrib and non-free, then: apt-get install linux-headers-amd64 nvidia-driver firmware-misc-nonfree; reboot",
+    "ubuntu": "apt-get install ubuntu-drivers-common, then: ubuntu-drivers install; reboot",
+}
+
+
+def usable_bytes(snapshot: NodeSnapshot) -> int:
+    """Of the host's memory, what models may take."""
+    return int(snapshot.host.memory_total_bytes * _CPU_MEMORY_FRACTION)
+
+
+def need_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
+    """Each deployment of a host against its memory, all of them together, and the downloads against the disk."""
+    usable = usable_bytes(snapshot)
+    total = 0
+    for deployment in host.deployments.values():
+        need = deployment.artifact.min_memory_bytes * deployment.model.replicas
+        on_devices = _device_bytes(deployment, snapshot.host)
+        if need > on_devices:
+            total += need
+        words = f"{deployment.artifact.model}:{deployment.artifact.variant} needs"
+        yield _compared(f"fit {deployment.id}", host.name, need, max(usable, on_devices), words)
+    if len(host.deployments) > 1:
+        yield _compared("fit together", host.name, total, usable, "all deployments need")
+    present = {artifact.artifact for artifact in snapshot.artifacts if artifact.state == "ready"}
+    missing = {
+        one.artifact.artifact: one.artifact for one in host.deployments.values() if one.artifact.artifact not in present
+    }
+    free = snapshot.disk.cache_free_bytes
+    if missing and free is not None:
+        yield _disk(host.name, missing.values(), free)
+
+
+def _device_bytes(deployment: CompiledDeployment, facts: HostFacts) -> int:
+    """Memory of devices, for an engine that may use them: one that the operator brought. Those that sbctl installs compute on the CPU."""
+    if deployment.engine_policy.launch != "binary":
+        return 0
+    told = (gpu.get("memory_total_bytes") for gpu in facts.gpus)
+    return int(sum(size for size in told if isinstance(size, int)) * _DEVICE_MEMORY_FRACTION)
+
+
+def _compared(name: str, host: str, need: int, usable: int, words: str) -> Check:
+    verdict: Verdict = "pass" if need <= usable else "fail"
+    return Check(
+        name, verdict, f"{words} {format_bytes(need)}; {format_bytes(usable)} may be used here", _OTHER_HOST, host
+    )
+
+
+def _disk(host: str, missing: Iterable[ArtifactFacts], free: int) -> Check:
+    need = sum(facts.total_bytes for facts in missing)
+    return Check(
+        "disk for weights",
+        "pass" if need < free else "fail",
+        f"{format_bytes(need)} to fetch, {format_bytes(free)} free",
+        "free space, or set proxy.model_host.cache.directory to a larger disk",
+        host,
+    )
+
+
+def program_disk_check(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
+    """Room for the runtime and the engines that are not there yet; nothing where nothing is to be installed, or nobody knows."""
+    need = 0 if snapshot.runtime.current_version else _RUNTIME_DISK_BYTES
+    installed = {(one.engine, one.version) for one in snapshot.engines if one.ours}
+    wanted = {
+        (one.engine, one.engine_policy.version or LLAMA_CPP_WHEEL_DEFAULT)
+        for one in host.deployments.values()
+        if one.engine_policy.launch == "wheel"
+    }
+    need += _ENGINE_DISK_BYTES * len(wanted - installed)
+    free = snapshot.disk.opt_free_bytes
+    if need and free is not None:
+        place = "" if snapshot.paths is None else f" below {snapshot.paths.opt}"
+        yield Check(
+            "disk for programs",
+            "pass" if need < free else "fail",
+            f"runtime and engines need {format_bytes(need)}, {format_bytes(free)} free{place}",
+            "free space on this filesystem",
+            host.name,
+        )
+
+
+def clock_check(name: str, facts: HostFacts, now: datetime, window_s: float) -> Iterator[Check]:
+    """The host's clock against the operator's. The host told its time within `window_s` seconds before `now`."""
+    try:
+        there = datetime.fromisoformat(facts.now)
+    except ValueError:
+        return
+    if there.tzinfo is None:
+        return
+    apart_s = (there - now).total_seconds()
+    # It told whole seconds, and some time ago.
+    off_s = max(0.0, apart_s, -apart_s - window_s - 1.0)
+    verdict: Verdict = "fail" if off_s > CLOCK_SKEW_S else "warn" if off_s > CLOCK_SKEW_LEEWAY_S else "pass"
+    which = "ahead of" if apart_s > 0 else "behind"
+    said = f"{off_s:.0f} s {which} the operator's clock" if verdict != "pass" else "agrees with the operator's clock"
+    remedy = (
+        "set it: timedatectl set-ntp true (Debian, Ubuntu: apt-get install systemd-timesyncd); or set the operator's"
+    )
+    yield Check("clock", verdict, said, remedy, name)
+
+
+def filesystem_checks(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:
+    """Locks and durable renames are not what they say over a network, and weights are read page by page."""
+    disk, paths = snapshot.disk, snapshot.paths
+    places = {
+        "weights": (disk.cache_filesystem, paths.cache if paths is not None else ""),
+        "state": (disk.state_filesystem, paths.state if paths is not None else ""),
+        "programs": (disk.opt_filesystem, paths.opt if paths is not None else ""),
+    }
+    remote = {what: place for what, place in places.items() if _is_network(place[0])}
+    for what, (kind, path) in remote.items():
+        remedy = (
+            "set proxy.model_host.cache.directory to a local disk" if what == "weights" else "mount a local disk there"
+        )
+        yield Check(f"filesystem of {what}", "fail", f"{path} is on {kind}, a filesystem over a network", remedy, name)
+    kinds = sorted({kind for kind, _path in places.values() if kind})
+    if not remote and kinds:
+        yield Check("filesystems", "pass", f"local ({', '.join(kinds)})", host=name)
+
+
+def _is_network(kind: str) -> bool:
+    return kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+
+
+def system_checks(name: str, facts: HostFacts) -> Iterator[Check]:
+    """Control groups, and what sbctl never installs."""
+    if facts.init == "systemd_system" and facts.cgroup:
+        yield Check(
+            "control groups",
+            "pass" if facts.cgroup == "v2" else "warn",
+            facts.cgroup,
+            "limits of engines need v2: add systemd.unified_cgroup_hierarchy=1 to the kernel's command line, then reboot",
+            name,
+        )
+    yield Check(
+        "container runtime",
+        "skip",
+        "not needed: engines run as processes; sbctl never installs one (Debian, Ubuntu: apt-get install podman)",
+        host=name,
+    )
+
+
+def device_checks(name: str, facts: HostFacts) -> Iterator[Check]:
+    """Devices and the driver they need."""
+    if facts.gpu_problem is not None:
+        remedy = "repair the driver (often a reboot after its update)"
+        yield Check("gpu driver", "warn", facts.gpu_problem, remedy, name)
+    elif any(gpu.get("vendor") == "nvidia" and not gpu.get("driver") for gpu in facts.gpus):
+        commands = _DRIVER_COMMANDS.get(facts.os_id, "install the NVIDIA driver of your distribution; reboot")
+        said = "an NVIDIA device is there and no driver has it; sbctl never installs drivers"
+        yield Check("gpu driver", "warn", said, commands, name)
+    elif facts.nvidia_driver:
+        cuda = f", CUDA {facts.cuda}" if facts.cuda else ""
+        yield Check("gpu driver", "pass", f"NVIDIA {facts.nvidia_driver}{cuda}", host=name)
+    yield Check(
+        "gpu",
+        "pass" if facts.gpus else "skip",
+        f"{', '.join(_device(gpu) for gpu in facts.gpus) or 'none found'}; engines of this version run on the CPU",
+        host=name,
+    )
+
+
+def _device(gpu: Mapping[str, str | int]) -> str:
+    name = str(gpu.get("name") or gpu.get("vendor") or "device")
+    memory = gpu.get("memory_total_bytes")
+    return f"{name} ({format_bytes(memory)})" if isinstance(memory, int) else name
+
+
+def wanted_ports(host: CompiledHost) -> tuple[tuple[str, str, int], ...]:
+    """What the runtime will listen on: for what, address, port. A port that the kernel chooses is not among them."""
+    found = [("port of the API", host.proxy.bind_address, host.proxy.http_bind_port)]
+    if host.proxy.admin.enabled:
+        found.append(("port of the admin API", host.proxy.admin.bind, host.proxy.admin.port))
+    return tuple(one for one in found if one[2])
+
+
+def port_checks(host: CompiledHost, snapshot: NodeSnapshot, holders: Iterable[PortHolder]) -> Iterator[Check]:
+    """Whether the ports are free; a runtime of ours may hold them."""
+    if snapshot.runtime.running:
+        return
+    listed = tuple(holders)
+    for name, address, port in wanted_ports(host):
+        taken = next((one for one in listed if one.port == port and _overlap(one.address, address)), None)
+        if taken is None:
+            yield Check(name, "pass", f"{address}:{port} is free", host=host.name)
+        else:
+            who = "another user's process" if taken.pid is None else f"{taken.program or 'a process'} (pid {taken.pid})"
+            remedy = "stop what listens there, or choose another port"
+            yield Check(name, "fail", f"{address}:{port} is held by {who}", remedy, host.name)
+
+
+def _overlap(held: str, wanted: str) -> bool:
+    if held in _ANYWHERE or wanted in _ANYWHERE:
+        return True
+    return held == wanted

@@ -1,0 +1,209 @@
+"""Doctor's rules over what hosts told, and what of them stops an apply."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sbctl.base.clock import rfc3339
+from sbctl.base.errors import RefusedError
+from sbctl.base.limits import GIB, MIB
+from sbctl.cli.blockers import refuse_unfit
+from sbctl.cli.fitness import (
+    clock_check,
+    device_checks,
+    filesystem_checks,
+    need_checks,
+    port_checks,
+    program_disk_check,
+    system_checks,
+)
+from sbctl.cli.planning import Planned
+from sbctl.config.compiled import CompiledConfig, CompiledHost
+from sbctl.config.load import load
+from sbctl.node.snapshot import DiskState, HostFacts, NodePathsState, NodeSnapshot, PortHolder, RuntimeState
+
+NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+NVIDIA = {
+    "vendor": "nvidia",
+    "bus": "0000:01:00.0",
+    "driver": "nvidia",
+    "name": "H200",
+    "memory_total_bytes": 140 * GIB,
+}
+
+
+def config(tmp_path: Path, *, engines: str = "{}") -> CompiledConfig:
+    file = tmp_path / "sb.yml"
+    file.write_text(
+        f"proxy: {{model_host: {{engines: {engines}, deployments: {{chat: {{model: qwen3-8b}}}}}}}}\n"
+        "origins: {localhost: {action: {type: ai_proxy, providers: [{name: l, provider_type: managed_model, deployment: chat}]}}}\n"
+    )
+    return load(file, environ={}, keyed=None)
+
+
+def host(tmp_path: Path, **given: str) -> CompiledHost:
+    return config(tmp_path, **given).hosts["local"]
+
+
+def told(*, disk: dict[str, Any] | None = None, runtime: dict[str, Any] | None = None, **facts: Any) -> NodeSnapshot:
+    paths = NodePathsState(etc="/e", state="/s", cache="/c", opt="/o", staging="/s/staging")
+    given = {"memory_total_bytes": 32 * GIB, "os_id": "debian", "init": "systemd_system", **facts}
+    return NodeSnapshot(
+        bootstrapped=False,
+        host=HostFacts(**given),
+        paths=paths,
+        disk=DiskState(**{"cache_free_bytes": 50 * GIB, "opt_free_bytes": 50 * GIB, **(disk or {})}),
+        runtime=RuntimeState(**(runtime or {})),
+    )
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "window_s", "verdict"),
+    [(0, 0, "pass"), (59, 0, "pass"), (120, 0, "warn"), (-120, 0, "warn"), (400, 5, "fail"), (-400, 5, "fail"), (-90, 60, "pass")],
+)  # fmt: skip
+def test_clocks_apart_are_told_but_not_the_time_that_asking_took(apart_s: int, window_s: float, verdict: str) -> None:
+    facts = HostFacts(now=rfc3339(NOW + timedelta(seconds=apart_s)))
+    (check,) = clock_check("h", facts, NOW, window_s)
+    assert check.verdict == verdict
+    assert verdict == "pass" or "timedatectl" in check.next_step
+    assert list(clock_check("h", HostFacts(now="whenever"), NOW, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "failed"),
+    [
+        ({"cache_filesystem": "ext4", "state_filesystem": "xfs"}, set()),
+        ({"cache_filesystem": "nfs4", "state_filesystem": "ext4"}, {"filesystem of weights"}),
+        (
+            {"state_filesystem": "cifs", "opt_filesystem": "fuse.sshfs"},
+            {"filesystem of state", "filesystem of programs"},
+        ),
+        ({"cache_filesystem": "fuse.fuse-overlayfs"}, set()),
+        ({}, set()),
+    ],
+)
+def test_a_filesystem_over_a_network_is_a_blocker(kinds: dict[str, str], failed: set[str]) -> None:
+    checks = list(filesystem_checks("h", told(disk=kinds)))
+    assert {check.name for check in checks if check.verdict == "fail"} == failed
+    assert all(check.next_step for check in checks if check.verdict == "fail")
+
+
+def test_memory_of_devices_counts_for_an_engine_that_the_operator_brought(tmp_path: Path) -> None:
+    small = {"memory_total_bytes": 4 * GIB, "gpus": (NVIDIA,)}
+    (ours, *_) = need_checks(host(tmp_path), told(**small))
+    assert ours.verdict == "fail"
+    brought = host(tmp_path, engines="{llama_cpp: {launch: binary, path: /usr/bin/llama-server}}")
+    (theirs, *_) = need_checks(brought, told(**small))
+    assert theirs.verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("disk", "runtime", "verdicts"),
+    [
+        ({"opt_free_bytes": 100 * MIB}, {}, ["fail"]),
+        ({"opt_free_bytes": GIB}, {}, ["pass"]),
+        ({"opt_free_bytes": None}, {}, []),
+        ({"opt_free_bytes": 150 * MIB}, {"current_version": "0.1.0"}, ["pass"]),
+    ],
+)
+def test_programs_need_room_only_where_they_are_not_yet(
+    tmp_path: Path, disk: dict[str, Any], runtime: dict[str, Any], verdicts: list[str]
+) -> None:
+    checks = program_disk_check(host(tmp_path), told(disk=disk, runtime=runtime))
+    assert [check.verdict for check in checks] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "said"),
+    [
+        ({"gpu_problem": "the NVIDIA driver cannot be used: mismatch"}, "warn", "mismatch"),
+        ({"gpus": ({**NVIDIA, "driver": ""},)}, "warn", "apt-get install linux-headers-amd64 nvidia-driver"),
+        ({"gpus": ({**NVIDIA, "driver": ""},), "os_id": "ubuntu"}, "warn", "ubuntu-drivers install"),
+        ({"gpus": (NVIDIA,), "nvidia_driver": "580.65", "cuda": "13.0"}, "pass", "NVIDIA 580.65, CUDA 13.0"),
+    ],
+)
+def test_a_driver_is_named_or_how_to_get_one(facts: dict[str, Any], verdict: str, said: str) -> None:
+    checks = {check.name: check for check in device_checks("h", told(**facts).host)}
+    assert checks["gpu driver"].verdict == verdict
+    assert said in f"{checks['gpu driver'].detail} {checks['gpu driver'].next_step}"
+
+
+def test_no_device_and_old_control_groups_are_told() -> None:
+    (gpu,) = device_checks("h", told().host)
+    assert (gpu.name, gpu.verdict) == ("gpu", "skip")
+    verdicts = {check.name: check.verdict for check in system_checks("h", told(cgroup="hybrid").host)}
+    assert verdicts == {"control groups": "warn", "container runtime": "skip"}
+    assert [check.verdict for check in system_checks("h", told(cgroup="v1", init="none").host)] == ["skip"]
+
+
+@pytest.mark.parametrize(
+    ("holders", "verdict", "said"),
+    [
+        ((), "pass", "is free"),
+        ((PortHolder(port=8080, address="127.0.0.1", pid=7, program="nginx"),), "fail", "nginx (pid 7)"),
+        ((PortHolder(port=8080, address="0.0.0.0"),), "fail", "another user's process"),
+        ((PortHolder(port=8080, address="10.0.0.1"),), "pass", "is free"),
+        ((PortHolder(port=8081, address="0.0.0.0"),), "pass", "is free"),
+    ],
+)
+def test_a_port_that_others_hold_is_told_with_its_holder(
+    tmp_path: Path, holders: tuple[PortHolder, ...], verdict: str, said: str
+) -> None:
+    (check,) = port_checks(host(tmp_path), told(), holders)
+    assert check.verdict == verdict
+    assert said in check.detail
+    assert list(port_checks(host(tmp_path), told(runtime={"running": True}), holders)) == []
+
+
+def planned(tmp_path: Path, snapshot: NodeSnapshot, *changes: tuple[str, str]) -> Planned:
+    """A plan of which only what the rules read is there."""
+    rows = [
+        SimpleNamespace(host="local", action=action, address=SimpleNamespace(kind=kind)) for kind, action in changes
+    ]
+    return cast(
+        "Planned",
+        SimpleNamespace(
+            config=config(tmp_path),
+            plan=SimpleNamespace(changes=rows, hosts={"local": None}),
+            inputs=SimpleNamespace(snapshots={"local": snapshot}, now=NOW),
+            observation=SimpleNamespace(seconds=1.0),
+        ),
+    )
+
+
+TIGHT = told(memory_total_bytes=4 * GIB, disk={"cache_free_bytes": MIB, "opt_free_bytes": MIB})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ((("runtime", "create"),), {"disk for programs"}),
+        ((("artifact", "create"),), {"disk for weights"}),
+        ((("deployment", "update"), ("bundle", "update")), {"fit chat"}),
+        ((("runtime", "no-op"), ("artifact", "delete")), set()),
+    ],
+)
+def test_apply_is_stopped_by_what_it_would_make_and_by_nothing_else(
+    tmp_path: Path, changes: tuple[tuple[str, str], ...], named: set[str]
+) -> None:
+    if not named:
+        refuse_unfit(planned(tmp_path, TIGHT, *changes))
+        return
+    with pytest.raises(RefusedError) as caught:
+        refuse_unfit(planned(tmp_path, TIGHT, *changes))
+    assert caught.value.code == "doctor.blocked"
+    assert {
+        name for name in ("disk for programs", "disk for weights", "fit chat") if name in caught.value.message
+    } == named
+    assert "--accept-blockers" in str(caught.value.next_step)
+
+
+def test_what_nobody_told_blocks_nothing(tmp_path: Path) -> None:
+    silent = NodeSnapshot(bootstrapped=False)
+    everything = (("host", "create"), ("runtime", "create"), ("artifact", "create"))
+    refuse_unfit(planned(tmp_path, silent, *everything))
