@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError, UsageError
-from sbctl.base.ids import is_id
+from sbctl.base.ids import Address, is_id
 from sbctl.cli.enrolling import grant_of
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
@@ -20,6 +20,7 @@ from sbctl.trust.authority_directory import NodeRecord
 from sbctl.trust.certificates import certificate_facts, renewal_time
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.identity import Grant, is_server_name
+from sbctl.trust.revocation import RevocationList
 from sbctl.views.cluster_views import ROLLOVER_STEPS, IdentityRow
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "identity_notes",
     "identity_rows",
     "new_grant",
+    "recorded_identity",
+    "revoke_newest",
     "settle_rollover",
 ]
 
@@ -181,3 +184,34 @@ def settle_rollover(workspace: Workspace, config: CompiledConfig | None) -> None
         return
     if done:
         note("the CA rollover is complete: the old CA's key is destroyed")
+
+
+def recorded_identity(workspace: Workspace, host: str) -> Mapping[str, Any]:
+    """What the state remembers of a host's identity; nothing where there is no state, or it cannot be read now: revoking must not wait."""
+    if not workspace.file.exists():
+        return {}
+    try:
+        state = workspace.state
+    except SbctlError:
+        return {}
+    recorded = state.resources.get(Address("certificate", host)) if state is not None else None
+    return recorded.record if recorded is not None else {}
+
+
+def revoke_newest(
+    authority: Authority, host: str, recorded: Mapping[str, Any], *, reason: str, now: datetime
+) -> RevocationList:
+    """Take the host's identities away, the one that the state remembers among them.
+
+    Raises InputError `identity.unknown`; RefusedError `authority.outdated` where this copy of the directory is older than that identity:
+    its revocation would leave the newest one good.
+    """
+    known, newest = authority.node(host).identity_epoch, recorded.get("identity_epoch") or 0
+    if known < newest:
+        raise RefusedError(
+            "authority.outdated",
+            f"the state records identity {newest} of {host}, and this copy of the authority knows {known or 'none'}",
+            place=str(authority.directory),
+            next_step="bring the newest copy of nodes/ and revocations.json here (they are made to be committed), then run it again",
+        )
+    return authority.revoke(host, reason=reason, now=now)

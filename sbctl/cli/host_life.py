@@ -12,7 +12,7 @@ from sbctl.base.display import plural
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.suggest import did_you_mean
 from sbctl.base.truths import Recorded
-from sbctl.cli.authority import authority_directory
+from sbctl.cli.authority import authority_directory, revoke_newest
 from sbctl.cli.fleet_hosts import recorded_connections, shown_address
 from sbctl.cli.fleet_setup import held_state, require_yes
 from sbctl.cli.last_seen import last_seen
@@ -117,7 +117,7 @@ def give_up_lost(
         certificate = next((one.record for one in found if one.address.kind == "certificate"), {})
         if certificate:
             authority = Authority.open(authority_directory(workspace))
-            authority.revoke(host, reason=why or "given up as lost", now=workspace.clock.now())
+            revoke_newest(authority, host, certificate, reason=why or "given up as lost", now=workspace.clock.now())
         seen = last_seen(workspace).get(host)
         workspace.store.bury(
             Tombstone(

@@ -136,14 +136,15 @@ def revoke(
     format: Format = OutputFormat.TEXT,  # noqa: A002
 ) -> int:
     """Take a host's identities away; the next apply tells every other host, and removes it from this one."""
-    from sbctl.cli.authority import directory_of
+    from sbctl.cli.authority import directory_of, recorded_identity, revoke_newest
     from sbctl.cli.workspace import Workspace
     from sbctl.trust.authority import Authority
     from sbctl.views.console import note, print_json
 
     workspace = Workspace(file)
     authority = Authority.open(directory_of(workspace, directory))
-    listed = authority.revoke(node, reason=reason, now=workspace.clock.now())
+    recorded = recorded_identity(workspace, node)
+    listed = revoke_newest(authority, node, recorded, reason=reason, now=workspace.clock.now())
     note(f"{node} is on revocation list {listed.revision}; sbctl apply takes it to every host")
     if format is OutputFormat.JSON:
         print_json("cluster.revoke", {"node": node, "revision": listed.revision})

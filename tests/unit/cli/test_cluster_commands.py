@@ -12,7 +12,7 @@ import pytest
 
 from sbctl.base.errors import SbctlError
 from sbctl.cli.app import app
-from sbctl.cli.authority import identity_notes, new_grant
+from sbctl.cli.authority import identity_notes, new_grant, revoke_newest
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.load import load
@@ -166,3 +166,22 @@ def test_two_files_are_compared_without_the_authority(here: Path, capsys: pytest
     assert "labels.zone" in shown
     (here / "base.yml").write_text((here / "sb.yml").read_text())
     assert sbctl("plan", "--against", "base.yml") == 0
+
+
+@pytest.mark.parametrize(
+    ("recorded", "refuses"), [({}, False), ({"identity_epoch": 1}, False), ({"identity_epoch": 2}, True)]
+)
+def test_a_copy_of_the_authority_that_is_older_than_an_identity_does_not_pretend_to_revoke_it(
+    here: Path, recorded: dict[str, int], refuses: bool
+) -> None:
+    (here / "sb.yml").write_text("fleet: {name: prod}\nproxy: {http_bind_port: 8080}\n")
+    sbctl("cluster", "init")
+    now = Workspace(here / "sb.yml").clock.now()
+    authority = issued(here / "cluster", "gpu-a", now=now)
+    if not refuses:
+        assert revoke_newest(authority, "gpu-a", recorded, reason="lost", now=now).revision == 1
+        return
+    with pytest.raises(SbctlError) as caught:
+        revoke_newest(authority, "gpu-a", recorded, reason="lost", now=now)
+    assert caught.value.code == "authority.outdated"
+    assert not authority.revocations()[1].entries
