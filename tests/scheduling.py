@@ -16,7 +16,12 @@ from xdist.scheduler import LoadScopeScheduling
 __all__ = ["HEAVY_MARKERS", "MachineScheduling", "misplaced", "place_of"]
 
 HEAVY_MARKERS: Final = ("lab", "engine", "integration", "soak")
-_LAB_FILES: Final = ("tests/lab/*", "tests/*/test_lab_*.py", "tests/docs/test_examples.py")
+_LAB_FILES: Final = (
+    "tests/lab/*",
+    "tests/*/test_lab_*.py",
+    "tests/e2e/test_fleet_from_nothing.py",
+    "tests/docs/test_examples.py",
+)
 _PROCESS_FILES: Final = (
     "tests/e2e/*",
     "tests/integration/*",

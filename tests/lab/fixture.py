@@ -26,7 +26,7 @@ LAB_NUMBER = int(os.environ.get("SBCTL_LAB", "0"))
 """Several labs can run on one machine; a test run uses one."""
 ROOT = Path(f"/run/sbctl-lab-{LAB_NUMBER}")
 LOCK = Path(f"/run/sbctl-lab-{LAB_NUMBER}.lock")
-HOST_COUNT = 3
+HOST_COUNT = 4
 SUDO_PASSWORD = "correct horse"
 WAIT_FOR_OTHER_RUN_S = 600
 COMMANDS = ("ip", "unshare", "nsenter", "setpriv", "ssh-keygen", "sshd", "mountpoint")
@@ -65,13 +65,23 @@ class LabHost:
         """How sbctl reaches it, pinned by fingerprint."""
         return Connection("ssh", self.address, 22, user, (self.fingerprint,), self.identity_file)
 
-    def ssh(self, *argv: str, user: str = "root", timeout_s: float = 60, check: bool = True) -> str:
-        """The output of a command on the host, run by OpenSSH's own client; for looking from outside at what sbctl did."""
+    def ssh(
+        self, *argv: str, user: str = "root", timeout_s: float = 60, check: bool = True, sibling: LabHost | None = None
+    ) -> str:
+        """The output of a command on the host, run by OpenSSH's own client; for looking from outside at what sbctl did.
+
+        `sibling`: from where that host stands in the network, for a host that is hidden.
+        """
         options = [f"UserKnownHostsFile={ROOT / 'known_hosts'}", "BatchMode=yes", "ConnectTimeout=10"]
         known = ROOT / "known_hosts"
         known.write_text("".join(f"{LabHost(n).address} {LabHost(n).host_key}\n" for n in _numbers()))
         command = ["ssh", "-i", self.identity_file, *(part for option in options for part in ("-o", option))]
-        return _output([*command, f"{user}@{self.address}", *argv], timeout_s=timeout_s, check=check)
+        start = sibling.network() if sibling is not None else ()
+        return _output([*start, *command, f"{user}@{self.address}", *argv], timeout_s=timeout_s, check=check)
+
+    def network(self) -> tuple[str, ...]:
+        """What begins a command line of this machine that shall run where the host stands in the network."""
+        return ("ip", "netns", "exec", f"sbctl-{LAB_NUMBER}-{self.name}")
 
 
 class Lab:
@@ -174,7 +184,7 @@ def booted(count: int) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Three hosts, h1 to h3."""
+    """Four hosts, h1 to h4."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
