@@ -155,9 +155,16 @@ def test_B13_B14_a_state_disk_that_fills_up_or_turns_read_only_stops_the_apply_a
 def test_E10_a_host_without_room_for_the_runtime_says_so_and_goes_on_once_there_is(
     world: OperatorWorld, node_disk: SmallDisk
 ) -> None:
+    node_disk.room("size=25m")
+    assert "disk for programs" in world.sbctl("apply", "--yes", expect=4).text
     for mebibytes in (25, 60, 110):  # while wheels are sent, while uv is unpacked, while uv installs
         node_disk.room(f"size={mebibytes}m")
-        requires(world.sbctl("apply", "--yes"), "disk.full", world.prefix, "free space on this filesystem")
+        requires(
+            world.sbctl("apply", "--yes", "--accept-blockers"),
+            "disk.full",
+            world.prefix,
+            "free space on this filesystem",
+        )
         assert "host.local" in recorded(world)
         assert not list(world.prefix.glob("opt/.sbctl-tmp-*"))
         assert not world.processes()
@@ -183,7 +190,12 @@ def test_F14_weights_that_do_not_fit_or_may_not_be_written_leave_what_serves_alo
     before = recorded(world)
     large_model(world, 8 * MIB)
     node_disk.free(5 * MIB)
-    requires(world.sbctl("apply", "--yes"), "disk.full", world.paths.models, "free space on this filesystem")
+    requires(
+        world.sbctl("apply", "--yes", "--accept-blockers"),
+        "disk.full",
+        world.paths.models,
+        "free space on this filesystem",
+    )
     assert world.answers()
     node_disk.room(ROOM)
     with node_disk.read_only():
@@ -204,7 +216,12 @@ def test_F14_an_engine_that_does_not_fit_says_so_and_is_installed_once_there_is_
     world.sbctl("apply", "--yes", expect=0)
     world.config["proxy"]["model_host"]["engines"] = {"llama_cpp": {"launch": "wheel"}}
     node_disk.free(50 * MIB)
-    requires(world.sbctl("apply", "--yes"), "disk.full", world.paths.engines, "free space on this filesystem")
+    requires(
+        world.sbctl("apply", "--yes", "--accept-blockers"),
+        "disk.full",
+        world.paths.engines,
+        "free space on this filesystem",
+    )
     assert not list(world.paths.engines.glob("llama_cpp/*"))
     node_disk.room(ROOM)
     converges(world)

@@ -1,12 +1,14 @@
 """Log files that rotate by renaming (`x.log`, `x.log.1`, …), read from their end or from where somebody stopped.
 
-A place is `inode:offset`, so it stays true when the file gets another name. Lines that were rotated away meanwhile are said to be lost.
+A place is `inode:offset:head`, so it stays true when the file gets another name; `head` is a checksum of how the file begins, since the
+number of a removed file is soon another's. Lines that were rotated away meanwhile are said to be lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ __all__ = ["FileTail", "read_behind", "read_end"]
 
 _GENERATIONS: Final = 3
 _LINE_MAX_BYTES: Final = 64 * 1024
+_HEAD_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def read_end(path: Path, *, max_bytes: int) -> FileTail:
         data = data.partition(b"\n")[2]
     whole, begun = _split(data)
     newest = generations[-1] if generations else None
-    place = "" if newest is None else f"{newest.inode}:{max(0, newest.size - len(begun))}"
+    place = "" if newest is None else _place(newest, max(0, newest.size - len(begun)))
     return FileTail(whole, place)
 
 
@@ -61,8 +64,15 @@ def read_behind(path: Path, place: str, *, max_bytes: int) -> FileTail:
     generations = _generations(path)
     if not generations:
         return FileTail((), place)
-    inode, offset = _parsed(place)
-    at = next((index for index, one in enumerate(generations) if one.inode == inode), None)
+    offset = _offset(place)
+    at = next(
+        (
+            index
+            for index, one in enumerate(generations)
+            if place and offset <= one.size and _place(one, offset) == place
+        ),
+        None,
+    )
     lost = at is None and bool(place)
     if at is None:
         at, offset = 0, 0
@@ -71,7 +81,7 @@ def read_behind(path: Path, place: str, *, max_bytes: int) -> FileTail:
     for index in range(at, len(generations)):
         generation = generations[index]
         is_newest = index == len(generations) - 1
-        start = offset if index == at and offset <= generation.size else 0
+        start = offset if index == at else 0
         data = _read(generation, start, left)
         whole, begun = _split(data)
         if begun and (not is_newest or len(begun) >= _LINE_MAX_BYTES or (len(data) >= left and not whole)):
@@ -79,7 +89,7 @@ def read_behind(path: Path, place: str, *, max_bytes: int) -> FileTail:
             whole, begun = (*whole, begun), b""
         lines.extend(whole)
         end = start + len(data) - len(begun)
-        place = f"{generation.inode}:{end}"
+        place = _place(generation, end)
         left -= len(data)
         if left <= 0:
             return FileTail(tuple(lines), place, more=end < generation.size or not is_newest, lost=lost)
@@ -114,6 +124,11 @@ def _split(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
     return tuple(line for line in whole if line.strip()), begun
 
 
-def _parsed(place: str) -> tuple[int, int]:
-    inode, _, offset = place.partition(":")
-    return (int(inode), int(offset)) if inode.isdigit() and offset.isdigit() else (0, 0)
+def _place(generation: _Generation, offset: int) -> str:
+    head = _read(generation, 0, min(offset, _HEAD_BYTES))
+    return f"{generation.inode}:{offset}:{zlib.crc32(head):08x}"
+
+
+def _offset(place: str) -> int:
+    offset = place.split(":")[1] if place.count(":") == 2 else ""
+    return int(offset) if offset.isdigit() else 0
