@@ -19,7 +19,7 @@ from sbctl.base.secret import Secret
 from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.keys import SigningKey, load_key_file, save_key_file
 
-__all__ = ["KEY_NOT_MADE_YET", "Signer", "default_key_path", "find_key", "make_key", "require_member"]
+__all__ = ["KEY_NOT_MADE_YET", "Signer", "default_key_path", "find_key", "key_path", "make_key", "passphrase_of", "require_member"]
 
 KEY_NOT_MADE_YET: Final = "(made by apply)"
 """Stands for the public key in a plan of a new fleet."""
@@ -40,10 +40,21 @@ def default_key_path() -> Path:
     return Path(user_config_dir("sbctl")) / "keys" / "operator.key"
 
 
+def key_path(environ: Mapping[str, str]) -> Path:
+    """Where this machine's key is, or would be made."""
+    named = environ.get("SBCTL_SIGNING_KEY_FILE")
+    return Path(named) if named else default_key_path()
+
+
+def passphrase_of(environ: Mapping[str, str]) -> Secret | None:
+    """What the private key is, or would be, encrypted with."""
+    passphrase = environ.get("SBCTL_SIGNING_KEY_PASSPHRASE")
+    return Secret(passphrase.encode()) if passphrase else None
+
+
 def find_key(environ: Mapping[str, str]) -> SigningKey | None:
     """The operator's key; None when there is none. Raises what reading a damaged or open one raises."""
-    passphrase = environ.get("SBCTL_SIGNING_KEY_PASSPHRASE")
-    phrase = Secret(passphrase.encode()) if passphrase else None
+    phrase = passphrase_of(environ)
     if pem := environ.get("SBCTL_SIGNING_KEY"):
         return SigningKey.from_pem(Secret(pem.encode()), phrase)
     if named := environ.get("SBCTL_SIGNING_KEY_FILE"):

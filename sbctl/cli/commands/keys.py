@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -47,10 +48,13 @@ def add(
     file: File = Path("sb.yml"),
     lock_timeout: LockTimeout = 0.0,
 ) -> int:
-    """List another signer; the next apply takes the set to every host. With --generate: make a key here, to be listed by others."""
+    """List another signer; the next apply takes the set to every host. With --generate: make a key here, to be listed by others.
+
+    It is made where this machine's key is looked for: SBCTL_SIGNING_KEY_FILE, else ~/.config/sbctl/keys/operator.key.
+    """
     from sbctl.base.ids import is_id
     from sbctl.cli.fleet_setup import held_state
-    from sbctl.cli.signing import default_key_path, require_member
+    from sbctl.cli.signing import key_path, passphrase_of, require_member
     from sbctl.cli.workspace import Workspace
     from sbctl.state.operator import run_info
     from sbctl.trust.keys import SigningKey, parse_public_key, save_key_file
@@ -64,8 +68,9 @@ def add(
         )
     if generate:
         key = SigningKey.generate()
-        save_key_file(default_key_path(), key)
-        note(f"made {default_key_path()}; a listed signer runs:")
+        path = key_path(os.environ)
+        save_key_file(path, key, passphrase_of(os.environ))
+        note(f"made {path}; a listed signer runs:")
         print_plain(f"sbctl key add {name} {key.public_text}\n")
         return ExitCode.DONE
     text = parse_public_key(str(public_key)).text
