@@ -6,7 +6,6 @@ directory. It ends on SIGTERM or SIGINT once what it issues is issued, and tells
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ipaddress
@@ -19,6 +18,7 @@ from typing import Final
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import LockedError, RefusedError, UsageError
 from sbctl.base.flock import held
+from sbctl.runtime.arguments import Arguments
 from sbctl.runtime.binding import HandedOver, bind_tcp
 from sbctl.runtime.enrollment_server import EnrollmentMetrics, EnrollmentServer, server_tls
 from sbctl.runtime.listeners import Listener, ListenerLimits
@@ -30,24 +30,21 @@ from sbctl.trust.enrollment import Enrollment
 
 __all__ = ["run_authority"]
 
-_LIMITS: Final = ListenerLimits(connections=256, idle_s=10.0, write_stall_s=10.0)
+_LIMITS: Final = ListenerLimits(header_s=10.0, connections=256, idle_s=10.0, write_stall_s=10.0)
 _SEE_OFF_S: Final = 5.0
 _VALIDITY_MAX_DAYS: Final = 825
 
 
 def run_authority(argv: list[str]) -> int:
     """Serve until told to stop; 0 after a clean stop. Raises SbctlError when it cannot begin."""
-    parser = argparse.ArgumentParser(prog="sbctl-runtime authority", exit_on_error=False)
+    parser = Arguments(prog="sbctl-runtime authority")
     parser.add_argument("--dir", type=Path, required=True, help="the authority directory, with its private keys")
     parser.add_argument(
         "--listen", required=True, metavar="ADDRESS:PORT", help="where hosts reach it, as in 0.0.0.0:8443"
     )
     parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="plain HTTP with /metrics; loopback only")
     parser.add_argument("--validity-days", type=int, default=LEAF_VALIDITY_DAYS, help="life of what it issues")
-    try:
-        parsed = parser.parse_args(argv)
-    except argparse.ArgumentError as error:
-        raise UsageError("usage", str(error), next_step="sbctl-runtime authority --help") from None
+    parsed = parser.parse_args(argv)
     os.umask(0o077)
     configure_logging()
     if not 1 <= parsed.validity_days <= _VALIDITY_MAX_DAYS:

@@ -15,7 +15,6 @@ import ipaddress
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -40,7 +39,7 @@ __all__ = ["EnrollmentMetrics", "EnrollmentServer", "server_tls"]
 
 _BODY_S: Final = 10.0
 _WORKERS: Final = 2
-_RENEW_EVERY: Final = timedelta(hours=1)
+_LOOK_EVERY_S: Final = 60.0
 _ALL_SOURCES: Final = ""
 _Result = TypeVar("_Result")
 
@@ -92,19 +91,20 @@ class EnrollmentServer:
         self._workers.shutdown(wait=True)
 
     async def keep_fresh(self, tls: ssl.SSLContext) -> None:
-        """Renew the authority's own certificate past its half-life; connections from then on see it."""
+        """Renew the authority's own certificate past its half-life, and show what stands in the directory: a CA rollover changes it, too."""
         authority = self._enrollment.authority
+        shown = authority.own_fingerprint()
         while True:
-            await asyncio.sleep(_RENEW_EVERY.total_seconds())
+            await asyncio.sleep(_LOOK_EVERY_S)
             try:
-                renewed = await self._work(lambda: authority.renew_own(now=self._clock.now()))
-                if renewed:
+                await self._work(lambda: authority.renew_own(now=self._clock.now()))
+                found = authority.own_fingerprint()
+                if found != shown:
                     load_own(tls, authority)
-                    self._log.info("the authority's own certificate was renewed")
+                    shown = found
+                    self._log.info("the authority's own certificate changed", fingerprint=found)
             except SbctlError as error:
-                self._log.error(
-                    "the authority's own certificate cannot be renewed", code=error.code, reason=error.message
-                )
+                self._log.error("the authority's own certificate is not usable", code=error.code, reason=error.message)
 
     async def _ca(self, _request: web.Request) -> web.Response:
         text = await self._work(self._enrollment.pinned_ca)

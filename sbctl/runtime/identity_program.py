@@ -5,15 +5,14 @@ The directory is copied, verified and fenced like one that an apply brings; a ru
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
 from sbctl.base.clock import SYSTEM_CLOCK, rfc3339
-from sbctl.base.errors import UsageError
 from sbctl.node.paths import node_paths
 from sbctl.node.records import EventKind
+from sbctl.runtime.arguments import Arguments
 from sbctl.runtime.event_log import record_event
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.nodeops.identity_switch import take_identity
@@ -23,12 +22,9 @@ __all__ = ["run_identity"]
 
 def run_identity(argv: list[str]) -> int:
     """0 when this identity is in use. Raises what `take_identity` and reading the directory raise."""
-    parser = argparse.ArgumentParser(prog="sbctl-runtime identity", exit_on_error=False)
+    parser = Arguments(prog="sbctl-runtime identity")
     parser.add_argument("directory", type=Path, metavar="DIR", help="what sbctl cluster enroll --out made")
-    try:
-        directory = parser.parse_args(argv).directory.absolute()
-    except argparse.ArgumentError as error:
-        raise UsageError("usage", str(error), next_step="sbctl-runtime identity DIR") from None
+    directory = parser.parse_args(argv).directory.absolute()
     os.umask(0o077)
     paths = node_paths(os.getuid(), os.environ)
     files = IdentityFiles(paths)

@@ -339,6 +339,10 @@ class Authority:
         self._files.secret("node-key.pem")
         return self._files.path("node.pem"), self._files.path("node-key.pem")
 
+    def own_fingerprint(self) -> str:
+        """Of the certificate in node.pem."""
+        return certificate_facts(self._files.text("node.pem")).fingerprint
+
     def renew_own(self, *, now: datetime) -> bool:
         """Renew node.pem past its half-life, or when a crash left it beside another key; what an enrollment server calls. Whether it did."""
         own = self._files.node(self._settings.node_id)

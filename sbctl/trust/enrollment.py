@@ -68,7 +68,7 @@ class Enrollment:
             raise RefusedError(
                 "enroll.authority_name", f"{node_id} is the authority's own name", next_step="name another host"
             )
-        token = JoinToken.mint(certificate_facts(self.authority.bundle([self.authority.facts().issuer])).key_sha256)
+        token = JoinToken.mint(certificate_facts(self.pinned_ca()).key_sha256)
         with self._files.locked():
             row = self._tokens.add(
                 token,
