@@ -36,7 +36,7 @@ from sbctl.plan.selection import effective_desired
 from sbctl.provider import NodeSession
 from sbctl.remote.session import HostSession, open_session
 from sbctl.state.operator import run_info
-from sbctl.trust.envelope import open_envelope
+from sbctl.trust.envelope import open_envelope, unverified_payload
 
 if TYPE_CHECKING:
     from sbctl.cli.services import Supplies
@@ -65,13 +65,18 @@ def open_saved_plan(workspace: Workspace, path: Path, *, verify: bool) -> SavedP
     Raises InputError `plan.invalid`, RefusedError `envelope.bad_signature`, `plan.edited`.
     """
     text = read_bounded(path, max_bytes=PLAN_MAX_BYTES * 2).decode("utf-8", "replace")
+    try:
+        payload = unverified_payload(text, max_bytes=PLAN_MAX_BYTES)[1]
+    except InputError as error:
+        raise InputError(
+            "plan.invalid",
+            f"this is not a saved plan: {error.message}",
+            place=str(path),
+            next_step="sbctl plan --out FILE saves one",
+        ) from error
     if verify:
         signers = dict(workspace.require_state().signers) or dict(workspace.config.signers or {})
         payload = open_envelope(text, PLAN_PAYLOAD_TYPE, signers, max_bytes=PLAN_MAX_BYTES).payload
-    else:
-        from sbctl.trust.envelope import unverified_payload
-
-        payload = unverified_payload(text, max_bytes=PLAN_MAX_BYTES)[1]
     return read_saved(payload)
 
 

@@ -252,6 +252,8 @@ def _removes_every_deployment(inputs: PlanInputs, selection: Selection) -> bool:
 def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
     if inputs.update is not None and any(change.action not in ("no-op", "unreachable") for change in ordered):
         yield f"update: {inputs.update.described(len(inputs.hosts))}"
+        if inputs.update.canary in inputs.unreachable:
+            yield f"the canary {inputs.update.canary} gave no answer, so no host proves this change before the others get it"
     for host, snapshot in sorted(inputs.snapshots.items()):
         lease = snapshot.lease if snapshot is not None else None
         if lease is not None:

@@ -60,6 +60,13 @@ def test_no_file_is_3_and_says_how_to_begin(world: OperatorWorld) -> None:
     assert "sbctl init" in done.err
 
 
+def test_a_file_that_is_no_plan_is_3_and_says_what_makes_one(world: OperatorWorld) -> None:
+    for words in (("apply", "sb.yml"), ("show", "sb.yml")):
+        done = world.sbctl(*words, expect=3)
+        assert "plan.invalid" in done.err
+        assert "plan --out" in done.err
+
+
 # Two at once
 
 

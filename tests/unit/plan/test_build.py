@@ -9,6 +9,7 @@ import pytest
 from sbctl.base.connection import Connection
 from sbctl.base.errors import InputError
 from sbctl.base.ids import Address
+from sbctl.base.update_policy import UpdatePolicy
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.build import build_plan
 from sbctl.plan.inputs import PlanInputs
@@ -116,6 +117,19 @@ def test_an_unreachable_host_is_one_row_and_nothing_is_said_of_what_is_on_it(all
     ]
     assert ("--allow-unreachable" in rows[0].notes[0]) is not allowed
     assert plan.unreachable == {"b": "no answer in 10 s"}
+
+
+@pytest.mark.parametrize(("canary", "said"), [("b", True), ("a", False)])
+def test_a_canary_that_gives_no_answer_is_told(canary: str, said: bool) -> None:
+    asked = inputs(
+        host_resources("a") + host_resources("b"),
+        host_resources("b"),
+        unreachable={"b": "no answer in 10 s"},
+        allow_unreachable=True,
+        update=UpdatePolicy(canary=canary),
+    )
+    notes = build_plan(asked, FAKE_PLANNERS).notes
+    assert any("the canary b gave no answer" in note for note in notes) is said
 
 
 def test_a_host_without_a_snapshot_counts_as_unreachable() -> None:
