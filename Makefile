@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 
-.PHONY: help run stop test check coverage soak format lock schemas docs clean system-packages
+.PHONY: help run stop lab lab-down test check coverage soak format lock schemas docs clean system-packages
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,12 @@ run: $(VENV)/.control ## plan and apply examples/quickstart, ask the model one q
 
 stop: $(VENV)/.control ## remove what `make run` made
 	@$(BIN)/sbctl destroy -f examples/quickstart/sb.yml --yes
+
+lab: system-packages ## boot three hosts behind a jump on this machine, to try a fleet on (examples/lab); needs root
+	@examples/lab/lab.sh up
+
+lab-down: ## end them and leave nothing behind
+	@examples/lab/lab.sh down
 
 system-packages:
 	@tests/lab/install_packages.sh

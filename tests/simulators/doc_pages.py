@@ -7,7 +7,8 @@ What stands before a block in an HTML comment says how it runs (readers do not s
     <!-- run: interrupted -->    the command serves until it is interrupted; Ctrl-C comes once it says it is ready
     <!-- file: NAME -->          a ```yaml block that is written to NAME
 
-Output is compared loosely: numbers are any numbers, white space any white space, `…` any text, no output in the page any output at all.
+Output is compared loosely: numbers are any numbers, durations any durations, white space any white space, `…` any text, no output in the
+page any output at all.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_LONG = re.compile(r"\b(?:\d+ h )?\d+ m \d+ s\b")
+"""A duration beyond a minute; on a busy machine any can be."""
 _TIMEOUT_S = 280
 _READY = "Ctrl-C stops it"
 
@@ -135,6 +138,7 @@ class Session:
         code, output = self._execute(self._moved(command.line), interrupted=interrupted)
         for name, value in self.moved.items():
             output = output.replace(value, name)
+        output = _LONG.sub("60 s", output)
         said = f"$ {command.line}\n{output}"
         assert code == command.exit_code, f"ended with {code}, the page says {command.exit_code}:\n{said}"
         if command.shown:
