@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbctl.base.errors import ExitCode, worst_exit
+from sbctl.base.errors import ExitCode, SbctlError, worst_exit
 from sbctl.cli.options import File, Format, OutputFormat, Parallelism
 from sbctl.node.records import EVENTS_MAX, LINES_MAX
 
@@ -152,10 +152,14 @@ def _records(
         if format is OutputFormat.JSON:
             print_json_line(failure_document(host, error))
         note(lost_sentence(host, error))
-    return worst_exit(
-        ExitCode.UNREACHABLE if error.exit_code is ExitCode.UNREACHABLE else ExitCode.FAILED
-        for error in failed.values()
-    )
+    return worst_exit(_code(error) for error in failed.values())
+
+
+def _code(error: SbctlError) -> ExitCode:
+    """A host with nothing installed has nothing to tell, which is no failure."""
+    if error.code == "node.missing":
+        return ExitCode.DONE
+    return ExitCode.UNREACHABLE if error.exit_code is ExitCode.UNREACHABLE else ExitCode.FAILED
 
 
 def _follow(lines: HostLines, hosts: Sequence[str], ask: Ask[Any, Any], show: Callable[[str, Any], None]) -> None:
