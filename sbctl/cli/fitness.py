@@ -36,7 +36,7 @@ _RUNTIME_DISK_BYTES: Final = 200 * MIB
 """Of one version of the runtime, with the wheels it is made from."""
 _ENGINE_DISK_BYTES: Final = 120 * MIB
 _NETWORK: Final = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "beegfs", "ceph", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2"}
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "beegfs", "ceph", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2"}
 )  # fmt: skip
 _LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
