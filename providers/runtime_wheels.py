@@ -1,4 +1,4 @@
-"""How files get onto a host: any by digest; the runtime's wheels by digest and then one install from them, offline."""
+"""How the runtime gets onto a host: on which Python, its wheels by digest, and one install from them, offline."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from providers.comparison import Blocked, Call, Comparison
+from providers.sending import put_files, stop_if_cancelled
+from providers.standalone_python import send_standalone, standalone_problem
 from sbctl import __version__
 from sbctl.base.digests import sha256_file
-from sbctl.base.errors import HostError, InterruptedBySignal, RefusedError
-from sbctl.base.file_slice import ByteSource
+from sbctl.base.errors import HostError, RefusedError
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.node.messages import Method, RuntimeInstall, WheelFile
-from sbctl.node.snapshot import HostFacts, PythonFact
-from sbctl.provider import PerformContext, Progress
+from sbctl.node.snapshot import HostFacts, PythonFact, RuntimeState, is_new_enough
+from sbctl.provider import PerformContext
 
 __all__ = [
     "choose_python",
     "delivery_problem",
     "install_call",
     "install_runtime",
-    "put_files",
     "python_problem",
-    "stop_if_cancelled",
+    "runs_on",
 ]
 
-_OLDEST_PYTHON: Final = (3, 11)
 _VERSION_RE: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _INSTALL_DEADLINE_S: Final = 900.0
 
@@ -41,7 +40,7 @@ def choose_python(facts: HostFacts, wanted_path: str | None) -> PythonFact:
 
     Raises RefusedError `host.no_python`.
     """
-    fit = [python for python in facts.pythons if _version(python) >= _OLDEST_PYTHON]
+    fit = [python for python in facts.pythons if is_new_enough(python.version)]
     if wanted_path is not None:
         named = next((python for python in fit if python.path == wanted_path), None)
         # A path outside the usual places is not in the facts; the host checks it when it installs.
@@ -51,15 +50,19 @@ def choose_python(facts: HostFacts, wanted_path: str | None) -> PythonFact:
         raise RefusedError(
             "host.no_python",
             f"this host has no Python 3.11 or newer (found: {have})",
-            next_step="install python3.11 or newer on the host",
+            next_step="install python3.11 or newer on the host, or send one: fleet.runtime.python: {path, sha256}",
         )
     return min(fit, key=lambda python: (_version(python), python.path))
 
 
-def python_problem(facts: HostFacts, wanted_path: str | None) -> Blocked | None:
+def python_problem(
+    facts: HostFacts, wanted_path: str | None, standalone: Mapping[str, Any] | None = None
+) -> Blocked | None:
     """Why our programs cannot be installed on this host; None when they can, or when nothing is known of the host."""
     if not facts.arch:
         return None
+    if standalone is not None:
+        return standalone_problem(facts, standalone)
     try:
         choose_python(facts, wanted_path)
     except RefusedError as error:
@@ -67,9 +70,16 @@ def python_problem(facts: HostFacts, wanted_path: str | None) -> Blocked | None:
     return None
 
 
-def delivery_problem(comparison: Comparison, version: str, python: str | None) -> Blocked | None:
+def runs_on(runtime: RuntimeState, version: str, standalone: Mapping[str, Any] | None) -> bool:
+    """Whether a version is installed, on the standalone Python that is wanted or on one of the host."""
+    wanted = None if standalone is None else standalone["sha256"]
+    return version in runtime.installed_versions and runtime.standalone_used.get(version) == wanted
+
+
+def delivery_problem(comparison: Comparison, spec: Mapping[str, Any]) -> Blocked | None:
     """What keeps this version of the runtime from being delivered; None where it is there already, or can be."""
-    if comparison.bootstrapped and version in comparison.snapshot.runtime.installed_versions:
+    version, standalone = spec["version"], spec.get("standalone")
+    if comparison.bootstrapped and runs_on(comparison.snapshot.runtime, version, standalone):
         return None
     if version != __version__:
         return Blocked(
@@ -77,41 +87,17 @@ def delivery_problem(comparison: Comparison, version: str, python: str | None) -
             f"sb.yml pins runtime {version}, and this sbctl delivers {__version__}",
             f"use sbctl {version}, or set fleet.runtime.version to {__version__}",
         )
-    return python_problem(comparison.snapshot.host, python)
+    return python_problem(comparison.snapshot.host, spec["python"], standalone)
 
 
-def install_call(version: str, python: str | None) -> Call:
+def install_call(version: str, spec: Mapping[str, Any]) -> Call:
+    """`spec` says on which Python."""
     return Call(
         Method.RUNTIME_INSTALL,
-        {"version": version, "python": python},
+        {"version": version, "python": spec["python"], "standalone": spec.get("standalone")},
         f"install runtime {version}",
         deadline_s=_INSTALL_DEADLINE_S,
     )
-
-
-def stop_if_cancelled(context: PerformContext) -> None:
-    """Between two pieces of work: what is on the host stays and is found again. Raises InterruptedBySignal."""
-    if context.cancelled():
-        raise InterruptedBySignal("apply.interrupted", "stopped between two files", next_step="run apply again")
-
-
-def put_files(context: PerformContext, files: Mapping[str, ByteSource], *, deadline_s: float) -> None:
-    """Leave files on the host under their digests (`files`: digest → source); progress is over all of them together."""
-    sizes = {digest: path.stat().st_size for digest, path in files.items()}
-    total = sum(sizes.values())
-    done = 0
-    for digest, path in files.items():
-        stop_if_cancelled(context)
-        context.node.put(digest, path, deadline_s=deadline_s, progress=_within(context.progress, done, total))
-        done += sizes[digest]
-        context.progress(done, total)
-
-
-def _within(progress: Progress, before: int, total: int) -> Progress:
-    def report(done: int, _: int | None) -> None:
-        progress(before + done, total)
-
-    return report
 
 
 def install_runtime(params: Mapping[str, Any], context: PerformContext, *, deadline_s: float) -> Mapping[str, Any]:
@@ -124,18 +110,25 @@ def install_runtime(params: Mapping[str, Any], context: PerformContext, *, deadl
             next_step=f"use sbctl {version}, or set fleet.runtime.version to {__version__}",
         )
     found = context.node.snapshot(SNAPSHOT_DEADLINE_S)
-    if found.bootstrapped and version in found.runtime.installed_versions:
+    standalone, facts = params.get("standalone"), found.host
+    if found.bootstrapped and runs_on(found.runtime, version, standalone):
         return {}
-    facts = found.host
-    python = choose_python(facts, params["python"])
+    if standalone is None:
+        python = choose_python(facts, params["python"])
+    else:
+        problem = standalone_problem(facts, standalone)
+        if problem is not None:
+            raise RefusedError(problem.code, problem.message, next_step=problem.next_step)
+        python = PythonFact(path="", version=standalone["minor"])
     wheels = context.services.wheelhouse(facts.arch, facts.libc, python.version, context.progress)
     listed = {name: WheelFile(filename=name, sha256=sha256_file(path)) for name, path in sorted(wheels.items())}
     uv = next((wheel for name, wheel in listed.items() if name.startswith("uv-")), None)
     if uv is None:
         raise HostError("runtime.wheelhouse_incomplete", "the wheelhouse has no uv to install the runtime with")
     put_files(context, {listed[name].sha256: path for name, path in sorted(wheels.items())}, deadline_s=deadline_s)
+    sent = None if standalone is None else send_standalone(context, found, standalone, deadline_s=deadline_s)
     stop_if_cancelled(context)
-    request = RuntimeInstall(version=version, python=python.path, uv=uv, wheels=tuple(listed.values()))
+    request = RuntimeInstall(version=version, python=python.path, standalone=sent, uv=uv, wheels=tuple(listed.values()))
     return context.node.call(
         Method.RUNTIME_INSTALL,
         request.model_dump(mode="json"),

@@ -83,6 +83,10 @@ class Services(Protocol):
         """A pinned wheel from the package index, verified, in the operator's cache."""
         ...
 
+    def python_archive(self, path: str, sha256: str) -> ByteSource:
+        """The operator's standalone Python, its digest compared now: at `path`, or in a pack. Raises InputError."""
+        ...
+
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, ByteSource]:
         """The files of an artifact by digest, verified, in the operator's cache or in a pack (`delivery: push`)."""
         ...

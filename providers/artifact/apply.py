@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from providers.runtime_wheels import put_files, stop_if_cancelled
+from providers.artifact.observe import find_artifact
+from providers.sending import put_files, stop_if_cancelled
 from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.node.messages import ArtifactImport, ArtifactPull, ArtifactRemove, Method
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext
@@ -22,12 +24,21 @@ def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
         case Method.ARTIFACT_PULL:
             return _call(step, context, ArtifactPull(artifact=_facts(step)))
         case Method.ARTIFACT_IMPORT:
-            files = context.services.artifact_files(step.params["facts"], context.progress)
-            put_files(context, files, deadline_s=step.deadline_s)
-            stop_if_cancelled(context)
+            if not _was_kept(step, context):
+                files = context.services.artifact_files(step.params["facts"], context.progress)
+                put_files(context, files, deadline_s=step.deadline_s)
+                stop_if_cancelled(context)
             return _call(step, context, ArtifactImport(artifact=_facts(step)))
         case _:
             return _call(step, context, ArtifactRemove(artifact=step.params["artifact"]))
+
+
+def _was_kept(step: Step, context: PerformContext) -> bool:
+    """Whether a host that was taken in by this very apply kept the weights from before: planning could not ask it."""
+    if context.change.action != "create":
+        return False
+    kept = find_artifact(context.node.snapshot(SNAPSHOT_DEADLINE_S), step.params["facts"]["artifact"])
+    return kept is not None and kept.state == "ready"
 
 
 def _facts(step: Step) -> ArtifactFacts:

@@ -145,7 +145,7 @@ def _issued(
     spec = desired.spec
     calls: list[Call] = []
     if not comparison.bootstrapped or spec["version"] not in comparison.snapshot.runtime.installed_versions:
-        calls.append(install_call(spec["version"], spec["python"]))
+        calls.append(install_call(spec["version"], spec))
     asked = {"lineage": spec["lineage"], "node_id": spec["node_id"]}
     calls.append(
         Call(Method.CERTIFICATE_REQUEST, asked, "make a key and a certificate request", deadline_s=_DEADLINE_S)
@@ -161,7 +161,7 @@ def _issued(
         if spec["renew_before_days"] is None
         else (f"valid for {spec['validity_days']} days; renewed {spec['renew_before_days']} days before its end",),
         drifted=drifted,
-        blocked=delivery_problem(comparison, spec["version"], spec["python"]),
+        blocked=delivery_problem(comparison, spec),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from providers.resource import desired_resource
+from providers.standalone_python import standalone_spec
 from sbctl import __version__
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired
@@ -43,6 +44,7 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             "renew_before_days": identity.renew_before_days,
             "version": config.runtime_version or __version__,
             "python": host.python,
+            "standalone": standalone_spec(host),
         }
         after = frozenset({Address("host", host.name)})
         yield desired_resource(config, host, Address("certificate", host.name), spec, after=after)

@@ -7,7 +7,9 @@ from typing import Any
 
 from providers.comparison import result_of
 from providers.engine.programs import find_program
-from providers.runtime_wheels import choose_python, put_files
+from providers.runtime_wheels import choose_python
+from providers.sending import put_files
+from providers.standalone_python import send_standalone
 from sbctl.base.errors import RefusedError
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Desired
@@ -52,6 +54,8 @@ def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
             for project, version, file in wanted
         }
         put_files(context, files, deadline_s=step.deadline_s)
+    standalone = params.get("standalone")
+    sent = None if standalone is None else send_standalone(context, snapshot, standalone, deadline_s=step.deadline_s)
     request = EngineInstall(
         engine=params["engine"],
         launch="wheel",
@@ -59,7 +63,8 @@ def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
         version=params["version"],
         wheel=wheel,
         libraries=libraries,
-        python=choose_python(snapshot.host, params["python"]).path,
+        python="" if sent is not None else choose_python(snapshot.host, params["python"]).path,
+        standalone=sent,
         delivery=params["delivery"],
     )
     answer = context.node.call(

@@ -72,7 +72,9 @@ def _wheel(comparison: Comparison, desired: Desired) -> Change:
         download_bytes=sum(pin.size_bytes for version in missing if (pin := pins[version]) is not None) or None,
         notes=_leftover_note(comparison, versions),
         drifted=bool(drift),
-        blocked=python_problem(comparison.snapshot.host, desired.spec["python"]) if redo else None,
+        blocked=python_problem(comparison.snapshot.host, desired.spec["python"], desired.spec.get("standalone"))
+        if redo
+        else None,
     )
 
 
@@ -124,6 +126,7 @@ def _installs(desired: Desired, pins: Mapping[str, WheelPin | None], versions: l
             "project": desired.spec["project"],
             "version": version,
             "python": desired.spec["python"],
+            "standalone": desired.spec.get("standalone"),
             "delivery": desired.spec["delivery"],
             "wheel": None if pin is None else {"filename": pin.filename, "sha256": pin.sha256},
         }

@@ -7,6 +7,7 @@ from typing import Any
 
 from providers.engine_policy import engine_policy
 from providers.resource import desired_resource
+from providers.standalone_python import standalone_spec
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired
 from sbctl.config.compiled import CompiledConfig, CompiledHost
@@ -33,7 +34,11 @@ def _by_kind(host: CompiledHost) -> Mapping[str, dict[str, Any]]:
             named.add(policy.version)
         spec = specs.setdefault(policy.engine, {"launch": policy.launch, "delivery": host.delivery})
         if policy.launch == "wheel":
-            spec |= {"project": LLAMA_CPP_WHEEL_PROJECT, "python": host.python}
+            spec |= {
+                "project": LLAMA_CPP_WHEEL_PROJECT,
+                "python": host.python,
+                "standalone": standalone_spec(host),
+            }
         else:
             spec |= {"path": policy.path}
     return {kind: {**spec, "versions": sorted(versions[kind])} for kind, spec in specs.items()}

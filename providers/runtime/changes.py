@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from providers.comparison import Blocked, Call, Comparison, Downtime, gone_leaves, new_leaves
 from providers.runtime.spec import fields_for_reader
-from providers.runtime_wheels import delivery_problem, install_call
+from providers.runtime_wheels import delivery_problem, install_call, runs_on
+from providers.standalone_python import standalone_label
 from sbctl import __version__
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
@@ -53,9 +54,9 @@ def _created(comparison: Comparison, desired: Desired) -> Change:
         calls=_activation(comparison, desired, "start the runtime"),
         leaves=new_leaves(fields_for_reader(desired.spec)),
         blast_radius=action_radius("runtime", "create"),
-        notes=_reboot_note(comparison),
+        notes=(*_python_note(desired), *_reboot_note(comparison)),
         drifted=gone,
-        blocked=delivery_problem(comparison, desired.spec["version"], desired.spec["python"]),
+        blocked=delivery_problem(comparison, desired.spec),
     )
 
 
@@ -77,8 +78,7 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
         blast_radius=action_radius("runtime", "create") if down else radius,
         notes=_reboot_note(comparison),
         drifted=bool(drift),
-        blocked=_cache_in_use(comparison, leaves)
-        or delivery_problem(comparison, desired.spec["version"], desired.spec["python"]),
+        blocked=_cache_in_use(comparison, leaves) or delivery_problem(comparison, desired.spec),
     )
 
 
@@ -116,11 +116,11 @@ def _downtime(comparison: Comparison, leaves: tuple[Leaf, ...]) -> Downtime:
 
 
 def _activation(comparison: Comparison, desired: Desired, title: str, *, downtime: Downtime = "none") -> list[Call]:
-    """Install when the version is missing or nothing of ours answers, then activate."""
+    """Install when the version is missing, or stands on another Python than is wanted, or nothing of ours answers; then activate."""
     version = desired.spec["version"]
     calls: list[Call] = []
-    if not comparison.bootstrapped or version not in comparison.snapshot.runtime.installed_versions:
-        calls.append(install_call(version, desired.spec["python"]))
+    if not comparison.bootstrapped or not runs_on(comparison.snapshot.runtime, version, desired.spec.get("standalone")):
+        calls.append(install_call(version, desired.spec))
     params = {name: desired.spec[name] for name in ("version", "config", "trust", "admin_password")}
     calls.append(
         Call(
@@ -147,6 +147,11 @@ def _cache_in_use(comparison: Comparison, leaves: tuple[Leaf, ...]) -> Blocked |
     )
 
 
+def _python_note(desired: Desired) -> tuple[str, ...]:
+    label = standalone_label(desired.spec.get("standalone"))
+    return () if label is None else (f"python {label}, sent to the host",)
+
+
 def _reboot_note(comparison: Comparison) -> tuple[str, ...]:
     facts = comparison.snapshot.host
     if facts.init != "none" or not facts.arch:
@@ -162,7 +167,7 @@ def _removed(comparison: Comparison, by_hand: Blocked | None) -> Change:
     broken = not comparison.bootstrapped and marker is not None
     if comparison.observed.status != "present" and not broken:
         return comparison.forgotten("nothing of the runtime is on the host any more")
-    calls = [install_call(__version__, recorded.spec["python"])] if broken else []
+    calls = [install_call(__version__, recorded.spec)] if broken else []
     lineage = recorded.spec["config"]["lineage"]
     calls.append(Call(Method.RUNTIME_REMOVE, {"lineage": lineage}, "stop the runtime and remove it", downtime="refuse"))
     return comparison.change(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from providers.resource import desired_resource
+from providers.standalone_python import standalone_label, standalone_spec
 from sbctl import __version__
 from sbctl.base.ids import Address
 from sbctl.base.limits import GIB
@@ -52,6 +53,7 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
         spec = {
             "version": config.runtime_version or __version__,
             "python": host.python,
+            "standalone": standalone_spec(host),
             "config": runtime_config(config, host).model_dump(mode="json"),
             "trust": {"signers": signers, "key_epoch": config.key_epoch},
             "admin_password": None
@@ -64,11 +66,14 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
 
 
 def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are compared, flat, as the reader knows them. How Python is found is not one: it matters at the next install only."""
+    """The fields that are compared, flat, as the reader knows them. How the host's own Python is found is not one: it matters at the next
+    install only. One that is sent is: another archive is another program that runs."""
     fields = {name: value for name, value in spec["config"].items() if name not in _IDENTITY}
     password = spec["admin_password"]
+    python = standalone_label(spec.get("standalone"))
     return {
         "version": spec["version"],
+        **({} if python is None else {"python": python}),
         **fields,
         "signers": spec["trust"]["signers"],
         "key_epoch": spec["trust"]["key_epoch"],

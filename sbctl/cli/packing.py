@@ -21,6 +21,7 @@ from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.engines.pins import library_pins, wheel_pin
 from sbctl.node.messages import Method
+from sbctl.node.python_archive import PythonArchive
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.pack.manifest import PACK_PAYLOAD_TYPE, PackArtifact, PackEntry, PackManifest, PackTarget, Role
 from sbctl.pack.reader import Pack, open_pack
@@ -42,7 +43,7 @@ __all__ = [
 
 ARCHES: Final = ("x86_64", "aarch64")
 _STALE_AFTER_S: Final = 3600.0
-_ORDER: Final[Mapping[Role, int]] = {"catalog": 0, "runtime": 1, "engine": 2, "weights": 3}
+_ORDER: Final[Mapping[Role, int]] = {"catalog": 0, "runtime": 1, "python": 2, "engine": 3, "weights": 4}
 
 Report = Callable[[int, int | None], None]
 
@@ -89,7 +90,8 @@ def make_pack(workspace: Workspace, request: PackRequest) -> tuple[Pack, str | N
     sign, signer = _signature(workspace, config, unsigned=request.unsigned)
     supplies = OnlineSupplies(operator_cache(), workspace.environ, workspace.clock)
     contents = _Contents()
-    targets = _targets(supplies, contents, request)
+    targets = _targets(supplies, contents, request, config)
+    _add_pythons(supplies, contents, config)
     notes = tuple(_add_engines(supplies, contents, config, request))
     artifacts = _add_weights(supplies, contents, config, request) if request.with_weights else ()
     _add_catalogs(contents, config, workspace.directory)
@@ -125,16 +127,32 @@ def _signature(
     return lambda payload: signer.sign(PACK_PAYLOAD_TYPE, payload), signer.name
 
 
-def _targets(supplies: OnlineSupplies, contents: _Contents, request: PackRequest) -> tuple[PackTarget, ...]:
+def _targets(
+    supplies: OnlineSupplies, contents: _Contents, request: PackRequest, config: CompiledConfig
+) -> tuple[PackTarget, ...]:
+    """For the kinds of host that were asked for, and for each standalone Python."""
+    sent = {archive.minor for archive in _archives(config).values()}
     targets: list[PackTarget] = []
     for arch in request.arches:
-        for python in request.pythons:
+        for python in dict.fromkeys((*request.pythons, *sorted(sent))):
             WheelTarget(arch, request.libc, python).tags()
             report = request.begin(f"wheels for {arch}, Python {python}")
             wheels = supplies.wheelhouse(arch, request.libc, python, report)
             digests = tuple(sorted(contents.add(path, name, "runtime") for name, path in wheels.items()))
             targets.append(PackTarget(arch=arch, libc=request.libc, python=python, wheels=digests))
     return tuple(targets)
+
+
+def _archives(config: CompiledConfig) -> dict[tuple[str, str], PythonArchive]:
+    """By path and digest."""
+    sent = [host.standalone for host in config.hosts.values() if host.standalone is not None]
+    return {(each.path, each.sha256): each.archive for each in sent if each.archive is not None}
+
+
+def _add_pythons(supplies: OnlineSupplies, contents: _Contents, config: CompiledConfig) -> None:
+    for path, digest in _archives(config):
+        supplies.python_archive(path, digest)
+        contents.add(Path(path), Path(path).name, "python", digest)
 
 
 def _add_engines(
@@ -203,7 +221,8 @@ def open_for(workspace: Workspace, path: Path, *, accept_unsigned: bool) -> Work
 
 def signer_of(pack: Pack, workspace: Workspace) -> str:
     """Who of this fleet signed the pack. Raises RefusedError `pack.unsigned`, `envelope.bad_signature`."""
-    signers = {name: key for name, key in (workspace.config.signers or {}).items() if key != KEY_NOT_MADE_YET}
+    config = workspace.with_signers(workspace.loaded)
+    signers = {name: key for name, key in (config.signers or {}).items() if key != KEY_NOT_MADE_YET}
     try:
         return pack.require_signer(signers)
     except RefusedError as error:
@@ -231,6 +250,9 @@ def require_packed(pack: Pack, config_file: Path, plan: Plan, snapshots: Mapping
 def _kind_of_host(step: Step, snapshot: NodeSnapshot) -> tuple[str, str, str] | None:
     if step.method != Method.RUNTIME_INSTALL or not snapshot.host.arch:
         return None
+    standalone = step.params["standalone"]
+    if standalone is not None:
+        return snapshot.host.arch, snapshot.host.libc, standalone["minor"]
     with suppress(RefusedError):
         return snapshot.host.arch, snapshot.host.libc, choose_python(snapshot.host, step.params["python"]).version
     return None

@@ -17,6 +17,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.file_slice import ByteSource
 from sbctl.base.secret import Secret
 from sbctl.cli.authority import IdentitySigner
+from sbctl.cli.pythons import local_archive
 from sbctl.cli.signing import Signer
 from sbctl.provider import Progress
 from sbctl.remote.wheelhouse import Wheelhouse
@@ -35,6 +36,8 @@ class Supplies(Protocol):
     def wheelhouse(self, arch: str, libc: str, python_version: str, progress: Progress) -> Mapping[str, Path]: ...
 
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path: ...
+
+    def python_archive(self, path: str, sha256: str) -> ByteSource: ...
 
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, ByteSource]: ...
 
@@ -58,6 +61,9 @@ class OnlineSupplies:
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
         with self._wheels_lock:
             return self._wheelhouse.pinned_wheel(project, version, filename, sha256, progress)
+
+    def python_archive(self, path: str, sha256: str) -> ByteSource:
+        return local_archive(path, sha256)
 
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
         artifact = ArtifactFacts.model_validate_json(
@@ -93,6 +99,9 @@ class OperatorServices:
 
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
         return self._supplies.engine_wheel(project, version, filename, sha256, progress)
+
+    def python_archive(self, path: str, sha256: str) -> ByteSource:
+        return self._supplies.python_archive(path, sha256)
 
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, ByteSource]:
         return self._supplies.artifact_files(facts, progress)

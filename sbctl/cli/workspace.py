@@ -113,7 +113,7 @@ class Workspace:
 
     def checked(self) -> CompiledConfig:
         """The same without any state, so without fingerprints of secrets. Raises ConfigError."""
-        return self._load(None)
+        return self._with_pythons(self._load(None))
 
     def _load(self, keyed: Callable[[bytes], str] | None) -> CompiledConfig:
         try:
@@ -126,8 +126,20 @@ class Workspace:
     @cached_property
     def config(self) -> CompiledConfig:
         """`loaded` with lineage and signers filled in; with a pack, no host fetches anything itself."""
-        config = self.with_authority(self.with_signers(self.loaded))
+        config = self._with_pythons(self.with_authority(self.with_signers(self.loaded)))
         return config if self.pack is None else config.pushed()
+
+    def _with_pythons(self, config: CompiledConfig) -> CompiledConfig:
+        """Each standalone Python that is sent to hosts, read and judged. Two files are compared without them. Raises InputError `python.*`."""
+        if self.offline or all(host.standalone is None for host in config.hosts.values()):
+            return config
+        from sbctl.cli.pythons import local_archive, with_pythons
+        from sbctl.cli.services import operator_cache
+        from sbctl.pack.supplies import PackSupplies
+
+        cache = operator_cache()
+        source = local_archive if self.pack is None else PackSupplies(self.pack, cache, self.file).python_archive
+        return with_pythons(config, cache, source)
 
     def with_signers(self, loaded: CompiledConfig) -> CompiledConfig:
         """Declared signers win over recorded ones; a changed set starts the next key epoch."""

@@ -8,7 +8,7 @@ from typing import Final
 from sbctl.base.field_types import is_loopback
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
-from sbctl.config.fleet import FleetModel, PythonModel
+from sbctl.config.fleet import FleetModel
 from sbctl.config.layers import View
 from sbctl.config.models import AdminModel, ProxyModel
 from sbctl.config.planes import accepts
@@ -98,9 +98,6 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
     def refuse(path: Path, sentence: str, remedy: str) -> None:
         report.add(_CODE, sentence, document.key_span(("fleet", *path)), notes=(remedy,))
 
-    if isinstance(fleet.runtime.python, PythonModel):
-        sentence = "sending a standalone Python to hosts is not in this version of sbctl"
-        refuse(("runtime", "python"), sentence, "put Python 3.11 or newer on the host and write its path")
     if fleet.identity is not None and fleet.identity.mode == "manual":
         sentence = "certificates from a PKI of your own are not in this version of sbctl"
         refuse(("identity", "mode"), sentence, "use mode: authority, after sbctl cluster init")

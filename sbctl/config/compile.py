@@ -22,6 +22,7 @@ from sbctl.config.compiled import (
     CompiledOrigin,
     PublicRoute,
     SecretRef,
+    StandalonePython,
 )
 from sbctl.config.diagnose import Checked, Report
 from sbctl.config.document import Document, Path
@@ -158,12 +159,19 @@ class Compilation:
             admin_password=password,
             delivery=host.delivery,
             python=host.python,
+            standalone=self._standalone(host),
             keep_weights=host.keep_weights,
             relay=host.relay,
             group=host.group,
             data_address=host.data_address,
             catalog=view.catalog,
         )
+
+    def _standalone(self, host: HostSettings) -> StandalonePython | None:
+        if host.standalone is None:
+            return None
+        path = FilePath(self.document.path).absolute().parent / FilePath(host.standalone.path).expanduser()
+        return StandalonePython(str(path), host.standalone.sha256)
 
     def _share(self, host: HostSettings, view: HostView) -> _Share:
         """What the host serves; alike hosts get the same objects."""

@@ -18,6 +18,7 @@ from sbctl.base.update_policy import UpdatePolicy
 from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.config.host_lock import LOCK_NAME
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
+from sbctl.node.python_archive import PythonArchive
 from sbctl.trust.bundle import ApiKeyEntry
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "CompiledOrigin",
     "PublicRoute",
     "SecretRef",
+    "StandalonePython",
 ]
 
 
@@ -80,6 +82,15 @@ class CompiledOrigin:
 
 
 @dataclass(frozen=True, slots=True)
+class StandalonePython:
+    """A Python that the operator sends: an archive at an absolute path, and what it holds once that was read (`sbctl.cli.pythons`)."""
+
+    path: str
+    sha256: str
+    archive: PythonArchive | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledHost:
     """One host with its overlays merged in."""
 
@@ -96,6 +107,8 @@ class CompiledHost:
     admin_password: SecretRef | None
     delivery: Delivery
     python: str | None = None
+    standalone: StandalonePython | None = None
+    """Never beside `python`."""
     keep_weights: bool = False
     relay: str | None = None
     """The host that passes on what is pushed to this one."""

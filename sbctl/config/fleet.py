@@ -81,7 +81,9 @@ AddressRange = Annotated[
 class PythonModel(Block):
     noun: ClassVar[str] = "a standalone Python"
 
-    path: FilePath = Field(description="Archive on the operator's machine.")
+    path: FilePath = Field(
+        description="Archive on the operator's machine: an install_only .tar.gz of python-build-standalone."
+    )
     sha256: HexDigest = Field(description="Its SHA-256.")
 
 
@@ -92,7 +94,8 @@ class RuntimeModel(Block):
         default=None, description="Version of the runtime on all hosts, so that two operators agree."
     )
     python: AbsolutePath | PythonModel | None = Field(
-        default=None, description="Python 3.11 or newer on the hosts. Unset: the newest that the host has."
+        default=None,
+        description="Python 3.11 or newer on the hosts, or a standalone one that is sent to them. Unset: one that the host has.",
     )
 
 
@@ -158,7 +161,9 @@ class OverlayModel(Block):
     keep: Items[Literal["weights"]] = Field(
         default=(), max_length=1, description="What stays on a host that is given up."
     )
-    python: AbsolutePath | None = Field(default=None, description="Python of this host; before fleet.runtime.python.")
+    python: AbsolutePath | PythonModel | None = Field(
+        default=None, description="Python of this host; before fleet.runtime.python."
+    )
     ssh: SshModel = Field(default=SshModel.model_construct(), description="How to log in; over fleet.ssh.")
     proxy: dict[str, Any] = Field(default_factory=dict, description="What differs in proxy.")
 

@@ -15,7 +15,7 @@ from sbctl.base.ids import RESERVED_SCOPES, is_id
 from sbctl.base.patterns import number_ranges
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
-from sbctl.config.fleet import FleetModel, HostModel, OverlayModel
+from sbctl.config.fleet import FleetModel, HostModel, OverlayModel, PythonModel
 from sbctl.config.pins import PinBook
 from sbctl.config.scalars import Scalar
 from sbctl.config.ssh_fields import SshModel
@@ -41,6 +41,8 @@ class HostSettings:
     delivery: Delivery
     keep_weights: bool
     python: str | None
+    standalone: PythonModel | None
+    """A Python that is sent to the host, before any that it has."""
     data_address: str
     group: str | None
     overlays: tuple[Path, ...]
@@ -228,6 +230,7 @@ def _settings(
         delivery="push" if delivery == "push" else "pull",
         keep_weights=keep,
         python=python if isinstance(python, str) else None,
+        standalone=python if isinstance(python, PythonModel) else None,
         data_address="127.0.0.1" if connection.kind == "local" else data_address,
         group=group,
         relay=relay if written is not None and relay != name else None,

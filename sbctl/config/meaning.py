@@ -62,7 +62,7 @@ def host_meaning(host: CompiledHost, served: str) -> dict[str, Any]:
         "served": served,
         "admin_password": None if password is None else [password.reference, password.fingerprint],
         "delivery": host.delivery,
-        "python": host.python,
+        "python": host.python if host.standalone is None else {"standalone": host.standalone.sha256},
         "keep_weights": host.keep_weights,
         "data_address": host.data_address,
     }  # fmt: skip

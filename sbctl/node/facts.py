@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from sbctl.node.lease_file import read_lease
-from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
+from sbctl.node.machine import cgroup_version, filesystem_of, nvidia_driver, pci_gpus, port_holders
+from sbctl.node.paths import PREFIX_VARIABLE, STANDALONE_RECORD, NodePaths, node_paths
 
-__all__ = ["FactsError", "answer", "gather", "installed_versions", "read_marker"]
+__all__ = ["FactsError", "answer", "gather", "installed_versions", "read_marker", "standalone_of", "standalone_pythons"]
 
 _MARKER_MAX_BYTES = 64 * 1024
 _SMALL_FILE_BYTES = 64 * 1024
@@ -37,9 +38,11 @@ _KEPT_VARIABLES = (
     "XDG_RUNTIME_DIR",
     "DBUS_SESSION_BUS_ADDRESS",
 )
+_DISKS = ("cache", "state", "opt")
 _PYTHON_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/python/bin")
-_PYTHON_NAME = re.compile(r"python3(\.1[1-9])?")
-_OLDEST = (3, 11)
+_PYTHON_NAME = re.compile(r"python3(\.[0-9]{1,2})?")
+_OLDEST = (3, 8)
+"""What runs our bootstrap; the runtime needs 3.11, which whoever chooses an interpreter looks at."""
 _PROBE = (
     "import os,sys;print(*sys.version_info[:3],os.path.realpath(getattr(sys,'_base_executable','')or sys.executable))"
 )
@@ -59,12 +62,18 @@ class FactsError(Exception):
 
 
 def gather(
-    env: Mapping[str, str], uid: int, extra_pythons: Iterable[str] = (), *, pythons_if_installed: bool = True
+    env: Mapping[str, str],
+    uid: int,
+    extra_pythons: Iterable[str] = (),
+    *,
+    pythons_if_installed: bool = True,
+    ports: Iterable[int] = (),
 ) -> dict[str, Any]:
     """The parts of a snapshot that need no runtime: `host`, `marker`, `lease`, `paths`, `disk`, `runtime`; and the `environment` to start one in.
 
     `extra_pythons` are paths of interpreters to look at besides PATH and the usual places; with `pythons_if_installed` false and a runtime
-    installed none is looked at but this one, since each has to be started. Raises FactsError, ValueError (no home).
+    installed none is looked at but this one, since each has to be started. `ports` are TCP ports whose listeners are told. Raises FactsError,
+    ValueError (no home).
     """
     paths = node_paths(uid, env)
     installed = installed_versions(paths)
@@ -73,12 +82,22 @@ def gather(
         environment["HOME"] = os.path.expanduser("~") if uid else "/root"
     looked_at = [*extra_pythons, *_python_candidates(env)] if pythons_if_installed or not installed else []
     return {
-        "host": _host_facts(env, uid, looked_at),
+        "host": {**_host_facts(env, uid, looked_at, paths), "ports": port_holders(ports)},
         "marker": read_marker(paths),
         "lease": read_lease(paths),
         "paths": {name: str(getattr(paths, name)) for name in ("etc", "state", "cache", "opt", "staging")},
-        "disk": {"cache_free_bytes": _free_bytes(paths.cache), "state_free_bytes": _free_bytes(paths.state)},
-        "runtime": {"installed_versions": installed, "current_version": _current_version(paths, installed)},
+        "disk": {
+            **{f"{name}_free_bytes": _free_bytes(getattr(paths, name)) for name in _DISKS},
+            **{f"{name}_filesystem": filesystem_of(getattr(paths, name)) for name in _DISKS},
+        },
+        "runtime": {
+            "installed_versions": installed,
+            "current_version": _current_version(paths, installed),
+            "standalone_pythons": standalone_pythons(paths),
+            "standalone_used": {
+                version: digest for version in installed for digest in [standalone_of(paths, version)] if digest
+            },
+        },
         "environment": environment,
     }
 
@@ -122,11 +141,34 @@ def installed_versions(paths: NodePaths) -> list[str]:
     ]
 
 
+def standalone_pythons(paths: NodePaths) -> list[str]:
+    """Digests of the standalone archives that are unpacked whole, in order."""
+    try:
+        names = sorted(os.listdir(str(paths.pythons)))
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        digest = _first_line(str(paths.pythons / name / STANDALONE_RECORD))
+        if re.fullmatch(r"[0-9a-f]{64}", digest) and digest[:12] == name:
+            found.append(digest)
+    return found
+
+
+def standalone_of(paths: NodePaths, version: str) -> str:
+    """Digest of the standalone archive that a version of the runtime runs on; empty for a Python of the host."""
+    program = os.path.realpath(str(paths.version(version) / "bin/python"))
+    base = str(paths.pythons) + os.sep
+    name = program[len(base) :].split(os.sep)[0] if program.startswith(base) else ""
+    return _first_line(str(paths.pythons / name / STANDALONE_RECORD)) if name else ""
+
+
 def answer(document: Mapping[str, Any]) -> None:
     """Gather and print one line behind the document's marker, which no banner can contain: `{"result": …}` or `{"error": …}`."""
     try:
         extra, always = document.get("extra_pythons", ()), document.get("pythons_if_installed", True)
-        reply = {"result": gather(os.environ, os.getuid(), extra, pythons_if_installed=always)}
+        ports = document.get("ports", ())
+        reply = {"result": gather(os.environ, os.getuid(), extra, pythons_if_installed=always, ports=ports)}
     except FactsError as error:
         reply = {"error": _wire(error.code, error.message, error.place, error.next_step)}
     except (OSError, ValueError) as error:
@@ -144,7 +186,7 @@ def _damaged(paths: NodePaths, message: str) -> FactsError:
     return FactsError("host.marker_damaged", message, str(paths.marker), step)
 
 
-def _host_facts(env: Mapping[str, str], uid: int, pythons: Iterable[str]) -> dict[str, Any]:
+def _host_facts(env: Mapping[str, str], uid: int, pythons: Iterable[str], paths: NodePaths) -> dict[str, Any]:
     system = os.uname()
     release = _os_release()
     total, available = _memory()
@@ -162,7 +204,10 @@ def _host_facts(env: Mapping[str, str], uid: int, pythons: Iterable[str]) -> dic
         "memory_available_bytes": available,
         "uid": uid,
         "init": _init(env, uid),
-        "pythons": _pythons(pythons),
+        "gpus": pci_gpus(),
+        "nvidia_driver": nvidia_driver(),
+        "cgroup": cgroup_version(),
+        "pythons": _pythons(pythons, str(paths.pythons)),
         "now": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),  # noqa: UP017 - 3.8
     }
 
@@ -191,8 +236,9 @@ def _libc() -> str:
     return ""
 
 
-def _pythons(candidates: Iterable[str]) -> list[dict[str, str]]:
-    """Interpreters of 3.11 or newer, each once by its real path; one that serves us now needs no probe."""
+def _pythons(candidates: Iterable[str], ours: str) -> list[dict[str, str]]:
+    """Interpreters of 3.8 or newer, each once by its real path; one that serves us now needs no probe. Those below `ours` are the fleet's
+    and go with it, so they are none of the host's."""
     found: dict[str, tuple[int, ...]] = {}
     own = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     if own and os.access(own, os.X_OK):
@@ -214,7 +260,7 @@ def _pythons(candidates: Iterable[str]) -> list[dict[str, str]]:
     return [
         {"path": path, "version": ".".join(str(part) for part in version)}
         for path, version in newest_first
-        if version >= _OLDEST and len(path) <= 512
+        if version >= _OLDEST and len(path) <= 512 and not path.startswith(ours + os.sep)
     ][:16]
 
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
 from sbctl.base import fs
@@ -157,7 +157,8 @@ def _end(holder: Mapping[str, Any], fd: int) -> None:
 
 
 def _wall(in_s: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=in_s)).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    now = datetime.now(timezone.utc)  # noqa: UP017 - 3.8
+    return (now + timedelta(seconds=in_s)).replace(microsecond=0).isoformat().replace("+00:00", "Z")
 
 
 def _leased(holder: Mapping[str, Any]) -> LockedError:

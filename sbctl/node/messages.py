@@ -50,6 +50,7 @@ __all__ = [
     "RuntimeConfig",
     "RuntimeInstall",
     "RuntimeRemove",
+    "StandalonePython",
     "WheelFile",
 ]
 
@@ -161,11 +162,22 @@ class WheelFile(_Params):
     sha256: str = Field(pattern=_DIGEST)
 
 
+class StandalonePython(_Params):
+    """A standalone Python as an archive that was put on the host under its digest. It is unpacked once, to `<opt>/python/<12 digits of it>`."""
+
+    sha256: str = Field(pattern=_DIGEST)
+    program: str = Field(pattern=r"^bin/python3\.[0-9]{1,2}$")
+
+
 class RuntimeInstall(_Params):
-    """Create `<opt>/<version>` from wheels that were put, offline, hashes required; nothing is switched yet. → {"path": str}"""
+    """Create `<opt>/<version>` from wheels that were put, offline, hashes required; nothing is switched yet. → {"path": str}
+
+    With `standalone` its program is the interpreter, and `python` is empty: whichever the host has does the work.
+    """
 
     version: str
     python: str
+    standalone: StandalonePython | None = None
     uv: WheelFile
     wheels: tuple[WheelFile, ...]
 
@@ -239,6 +251,8 @@ class EngineInstall(_Params):
     wheel: WheelFile
     libraries: tuple[LibraryFile, ...] = ()
     python: str
+    standalone: StandalonePython | None = None
+    """Its program is the interpreter then, and `python` is empty."""
     delivery: Literal["pull", "push"]
 
 

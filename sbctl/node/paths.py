@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["OWNER_LOCK", "PREFIX_VARIABLE", "SERVICE_VARIABLE", "NodePaths", "node_paths"]
+__all__ = ["OWNER_LOCK", "PREFIX_VARIABLE", "SERVICE_VARIABLE", "STANDALONE_RECORD", "NodePaths", "node_paths"]
 
 PREFIX_VARIABLE = "SBCTL_NODE_PREFIX"
 
@@ -22,6 +22,10 @@ SERVICE_VARIABLE = "SBCTL_NODE_SERVICE"
 
 OWNER_LOCK = "owner.lock"
 """`<prefix>/owner.lock`, where there is one: held by the process whose end ends the runtime below that prefix."""
+
+
+STANDALONE_RECORD = ".sbctl-python"
+"""In the directory of a standalone Python that is unpacked whole: the digest of its archive."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,11 @@ class NodePaths:
     @property
     def engines(self) -> Path:
         return self.opt / "engines"
+
+    @property
+    def pythons(self) -> Path:
+        """Standalone Pythons that the operator sent, each below the first 12 digits of its archive's digest."""
+        return self.opt / "python"
 
     @property
     def current(self) -> Path:

@@ -23,6 +23,7 @@ __all__ = [
     "PythonFact",
     "ReplicaState",
     "RuntimeState",
+    "is_new_enough",
 ]
 
 
@@ -45,6 +46,13 @@ class PortHolder(_Fact):
     program: str = Field(default="", max_length=128)
 
 
+def is_new_enough(version: str) -> bool:
+    """Whether a Python of this version, such as `3.11.2`, can run the runtime; older ones, from 3.8 on, only help to install it."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= (3, 11)
+
+
 class HostFacts(_Fact):
     hostname: str = Field(default="", max_length=256)
     machine_id: str = Field(default="", max_length=64)
@@ -61,6 +69,7 @@ class HostFacts(_Fact):
     uid: int = Field(default=0, ge=0)
     init: Literal["systemd_system", "systemd_user", "none"] = "none"
     pythons: tuple[PythonFact, ...] = ()
+    """The host's own from 3.8 on, newest first; see `is_new_enough`."""
     now: str = Field(default="", max_length=40)
     gpus: tuple[dict[str, Annotated[str, Field(max_length=256)] | int], ...] = Field(default=(), max_length=64)
     """Each with what it tells: `name`, `vendor`, `bus`, `driver`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, …"""

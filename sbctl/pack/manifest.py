@@ -29,7 +29,7 @@ __all__ = [
 PACK_PAYLOAD_TYPE: Final = "application/vnd.sbctl.pack.v1+json"
 _MAX_ENTRIES: Final = 65_536
 
-Role = Literal["runtime", "engine", "weights", "catalog"]
+Role = Literal["runtime", "python", "engine", "weights", "catalog"]
 Digest = Annotated[str, Field(pattern=f"^{DIGEST_RE.pattern}$", min_length=64, max_length=64)]
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", min_length=1, max_length=600)]
 

@@ -80,6 +80,17 @@ class PackSupplies:
                 found[digest] = self._pack.slice_of(entry)
         return found
 
+    def python_archive(self, path: str, sha256: str) -> ByteSource:
+        """Compared now. Raises InputError `pack.lacks`, `pack.damaged`."""
+        entry = self._pack.entry(sha256)
+        if entry is None or entry.role != "python":
+            raise self._lacks(f"the standalone Python {Path(path).name}")
+        with self._lock:
+            if sha256 not in self._verified:
+                self._pack.verify_entry(entry, lambda _done: None)
+                self._verified.add(sha256)
+        return self._pack.slice_of(entry)
+
     def lacking(
         self,
         hosts: Iterable[tuple[str, str, str]],

@@ -4,7 +4,7 @@ The text carries the sources of standard-library-only modules and loads them und
 random marker, so a banner, a message of the day or a chatty shell profile cannot be mistaken for it.
 
     facts      `python3 -I -`, any Python from 3.8: one text, one answer, the end
-    commands   a `BootstrapWorker` on the interpreter (3.11 or newer) that the facts named: one text, then a line a command, a line an answer
+    commands   a `BootstrapWorker` on the interpreter (3.8 or newer) that the facts named: one text, then a line a command, a line an answer
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ FACTS: Final = "facts"
 _STATUS_WAIT_S: Final = 2.0
 _STALL_S: Final = 30.0
 
-_FACTS_MODULES: Final = ("sbctl.node.paths", "sbctl.node.lease_file", "sbctl.node.facts")
+_FACTS_MODULES: Final = ("sbctl.node.paths", "sbctl.node.lease_file", "sbctl.node.machine", "sbctl.node.facts")
 _COMMAND_MODULES: Final = (
     "sbctl.base.errors",
     "sbctl.base.fs",
     "sbctl.base.flock",
     *_FACTS_MODULES,
+    "sbctl.node.python_archive",
+    "sbctl.node.standalone",
     "sbctl.remote.bootstrap_script",
 )
 
@@ -269,7 +271,7 @@ def _no_answer(done: Completed, place: str) -> SbctlError:
             "host.no_python",
             "the host has no python3 on its PATH",
             place=place,
-            next_step="install Python 3.11 or newer on the host (Debian, Ubuntu: apt-get install python3)",
+            next_step="install Python 3.11 or newer on the host (Debian, Ubuntu: apt-get install python3); with fleet.runtime.python any from 3.8 will do",
         )
     if done.status == 0:
         return lost(place)

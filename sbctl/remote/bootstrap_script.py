@@ -1,6 +1,6 @@
 """What runs on a host before, and after, it has a runtime: claim and release the host, accept uploaded blobs, install a runtime.
 
-Sent as text to the host's Python 3.11 by `sbctl.remote.bootstrap` together with the modules it imports; for the local machine called in
+Sent as text to the host's Python (3.8 or newer) by `sbctl.remote.bootstrap` together with the modules it imports; for the local machine called in
 process. Only the standard library and modules that have only it. Every command is idempotent, and a command that fails leaves nothing.
 """
 
@@ -26,6 +26,7 @@ from sbctl.base.errors import HostError, LockedError, RefusedError, SbctlError
 from sbctl.base.flock import FileLock, exclusive
 from sbctl.node.facts import FactsError, installed_versions, read_marker
 from sbctl.node.paths import NodePaths, node_paths
+from sbctl.node.standalone import require_python
 
 __all__ = ["COMMANDS", "perform", "serve"]
 
@@ -38,6 +39,9 @@ _WITH_BODY: Final = "blob_write"
 _PIECE_BYTES: Final = 1 << 20
 _INSTALL_DEADLINE_S: Final = 300.0
 _SMOKE_DEADLINE_S: Final = 60.0
+_UMASK: Final[Mapping[str, Any]] = (
+    {"umask": 0o022} if sys.version_info >= (3, 9) else {"preexec_fn": lambda: os.umask(0o022)}
+)
 _OPERATOR_CACHE: Final = "operator"
 """The control side's own folder, which a user's node cache has beside its own."""
 
@@ -158,6 +162,9 @@ def _install_alone(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any
     if not _VERSION.fullmatch(version):
         raise HostError("runtime.install_failed", f'"{version[:64]}" is not a version')
     target = paths.version(version)
+    standalone = params.get("standalone")
+    if standalone is not None:
+        python = str(require_python(paths, str(standalone["sha256"]), str(standalone["program"])))
     record = {"python": python, "wheels": sorted([wheel["filename"], wheel["sha256"]] for wheel in params["wheels"])}
     if _installed_record(target) == record and _smoke_failure(target, version) is None:
         _forget_blobs(paths, params)
@@ -368,7 +375,7 @@ def _tool(argv: Sequence[str], staged: Path, deadline: float) -> None:
             stderr=subprocess.STDOUT,
             env=_clean_environment(staged),
             cwd=staged,
-            umask=0o022,
+            **_UMASK,
             timeout=max(1.0, deadline - time.monotonic()),
             check=False,
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,7 @@ from sbctl.base.fs import disk_error
 from sbctl.base.secret import Secret
 from sbctl.node.lease import LeaseClaim
 from sbctl.node.messages import PARAMS, Method
-from sbctl.node.snapshot import NodeSnapshot, PythonFact
+from sbctl.node.snapshot import NodeSnapshot, PortHolder, PythonFact, is_new_enough
 from sbctl.remote.bootstrap import FACTS
 from sbctl.remote.channel import NodeChannel, NodeMissing
 from sbctl.remote.host_lease import HostLease, open_lease
@@ -98,6 +98,12 @@ class HostSession:
                 self._pythons = found.host.pythons
                 return found
         raise AssertionError("two attempts end in an answer or an error")
+
+    def port_holders(self, ports: Sequence[int], deadline_s: float) -> tuple[PortHolder, ...]:
+        """Who listens on these TCP ports of the host. Raises as `snapshot`."""
+        asked = {"extra_pythons": [], "pythons_if_installed": False, "ports": list(ports)}
+        raw = self._transport.bootstrap(FACTS, asked, python=None, deadline_s=deadline_s)
+        return _snapshot(self.host, {**raw, "bootstrapped": False}).host.ports
 
     def call(
         self,
@@ -207,12 +213,13 @@ class HostSession:
         if not pythons:
             raise HostError(
                 "host.no_python",
-                "the host has no Python 3.11 or newer",
+                "the host has no Python 3.8 or newer",
                 place=self.host,
-                next_step="install one (Debian 12, Ubuntu 24.04: apt-get install python3), or name one: fleet.runtime.python",
+                next_step="install one (Debian, Ubuntu: apt-get install python3); the runtime needs 3.11, or one that is sent: fleet.runtime.python",
             )
-        # The oldest that is new enough, as an installation chooses it: one interpreter then serves all commands.
-        return pythons[-1].path
+        # The oldest that is new enough for the runtime, as an installation chooses it: one interpreter then serves all commands.
+        fit = [python for python in pythons if is_new_enough(python.version)]
+        return fit[-1].path if fit else pythons[0].path
 
     def _call_bootstrap(
         self, method: Method, command: str, params: Mapping[str, Any], deadline: float

@@ -90,6 +90,9 @@ class SimServices:
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
         return {file["sha256"]: self._file(file["path"]) for file in facts["files"]}
 
+    def python_archive(self, path: str, sha256: str) -> Path:
+        return self._file(Path(path).name)
+
     def sign(self, payload_type: str, payload: bytes) -> str:
         return sign_envelope(payload_type, payload, self._key, self._signer)
 

@@ -76,6 +76,7 @@ class SimHost:
         self.marker: HostMarker | None = None
         self.blobs: dict[str, int] = {}
         self.versions: list[str] = []
+        self.pythons: dict[str, str] = {}
         self.current: str | None = None
         self.config: RuntimeConfig | None = None
         self.trust: TrustSet | None = None
@@ -138,6 +139,8 @@ class SimHost:
         up = self.running
         return RuntimeState(
             installed_versions=tuple(sorted(self.versions)),
+            standalone_pythons=tuple(sorted(set(self.pythons.values()))),
+            standalone_used=self.pythons,
             current_version=self.current,
             supervision=self._supervision if config is not None else "none",
             unit_path="/etc/systemd/system/sbctl-runtime.service" if self.unit_sha256 else None,
@@ -266,6 +269,11 @@ class SimHost:
             progress(number + 1, len(request.wheels) + 1)
         if request.version not in self.versions:
             self.versions.append(request.version)
+        self.pythons.pop(request.version, None)
+        if request.standalone is not None:
+            if request.standalone.sha256 not in (*self.blobs, *self.pythons.values()):
+                raise HostError("put.missing", "the standalone Python was not sent to this host", place=self.name)
+            self.pythons[request.version] = request.standalone.sha256
         return {"path": f"/opt/sbctl/{request.version}"}
 
     def _require_blob(self, wheel: WheelFile) -> None:

@@ -28,6 +28,7 @@ from sbctl.engines import llama_wheel_launcher
 from sbctl.engines.detect import RECORD_NAME, EngineRecord, installed_wheels
 from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME
 from sbctl.node.messages import EngineInstall, EngineRemove, WheelFile
+from sbctl.node.standalone import require_python, sweep_pythons
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.programs import run_program
 
@@ -65,6 +66,9 @@ def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any
 def _install_alone(context: NodeContext, params: EngineInstall) -> dict[str, Any]:
     home = _home(context, params.version)
     launcher = _launcher_source()
+    python = params.python
+    if params.standalone is not None:
+        python = str(require_python(context.paths, params.standalone.sha256, params.standalone.program))
     record = EngineRecord(
         engine=params.engine,
         launch=params.launch,
@@ -72,7 +76,7 @@ def _install_alone(context: NodeContext, params: EngineInstall) -> dict[str, Any
         wheel=params.wheel.filename,
         sha256=params.wheel.sha256,
         launcher_sha256=sha256_bytes(launcher),
-        python=params.python,
+        python=python,
     )
     answer = {"path": str(home), "version": params.version, "digest": params.wheel.sha256}
     if record in installed_wheels(context.paths.engines) and _smoke(home) is None:
@@ -87,7 +91,7 @@ def _install_alone(context: NodeContext, params: EngineInstall) -> dict[str, Any
         require_space(home.parent, _UNPACKED_FACTOR * wheel.stat().st_size)
         context.cancellation.check()
         context.report(0, None, f"installing {params.project} {params.version}")
-        environment = _build(params, wheel, staged)
+        environment = _build(params, python, wheel, staged)
         fs.write_atomic(environment / LAUNCHER_NAME, launcher, mode=0o644)
         failure = _smoke(environment)
         if failure is not None and params.libraries:
@@ -162,7 +166,7 @@ def add_libraries(context: NodeContext, params: EngineInstall, environment: Path
         fs.write_atomic(target, content, mode=0o755)
 
 
-def _build(params: EngineInstall, wheel: Path, staged: Path) -> Path:
+def _build(params: EngineInstall, python: str, wheel: Path, staged: Path) -> Path:
     from uv import find_uv_bin
 
     uv, environment = find_uv_bin(), staged / "environment"
@@ -170,7 +174,7 @@ def _build(params: EngineInstall, wheel: Path, staged: Path) -> Path:
     pinned = f"{params.project}=={params.version} --hash=sha256:{params.wheel.sha256}\n"
     fs.write_atomic(requirements, pinned.encode())
     common = ("--no-config", "--offline", "--quiet", "--no-python-downloads", "--cache-dir", str(staged / "cache"))
-    _uv((uv, "venv", *common, "--relocatable", "--python", params.python, str(environment)), staged)
+    _uv((uv, "venv", *common, "--relocatable", "--python", python, str(environment)), staged)
     exactly = ("--no-index", "--no-deps", "--require-hashes", "--no-build", "--find-links", str(wheel.parent))
     into = ("--python", str(environment / "bin" / "python"), "--requirements", str(requirements))
     _uv((uv, "pip", "install", *common, *exactly, *into), staged)
@@ -221,6 +225,7 @@ def remove_engine(context: NodeContext, params: EngineRemove) -> dict[str, Any]:
             next_step="remove or stop the deployments that use it first",
         )
     removed = fs.remove_tree(home)
+    sweep_pythons(context.paths)
     for empty in (home.parent, home.parent.parent):
         try:
             empty.rmdir()

@@ -24,9 +24,10 @@ from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.errors import HostError, InputError, RefusedError, SbctlError
 from sbctl.base.flock import exclusive, held
 from sbctl.base.limits import BUNDLE_MAX_BYTES
-from sbctl.node.facts import installed_versions
+from sbctl.node.facts import installed_versions, standalone_of
 from sbctl.node.messages import RuntimeActivate, RuntimeConfig
 from sbctl.node.paths import NodePaths
+from sbctl.node.standalone import sweep_pythons
 from sbctl.runtime.binding import refuse_taken_ports
 from sbctl.runtime.nodeops import activation_journal
 from sbctl.runtime.nodeops.activation_end import commit, post_guard, roll_back, settle
@@ -130,6 +131,7 @@ def _activate_alone(context: NodeContext, params: RuntimeActivate, runtime: Loca
         running = runtime.await_healthy(prepared.wanted, deadline_s=HEALTHY_DEADLINE_S, check=lambda: None)
     if former not in (None, params.version):
         _prune(paths, kept={params.version, former})
+    sweep_pythons(paths)
     return {
         "pid": running.get("pid"),
         "unit_sha256": units_digest(prepared.units),
@@ -163,7 +165,8 @@ def _prepare(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntim
     files = {paths.runtime_config: data, paths.secrets / _PASSWORD: password}
     if trust != current:
         files[paths.trust] = params.trust_envelope.encode()
-    stamp = sha256_bytes(b"\0".join(((units_digest(units) or "").encode(), password)))
+    python = standalone_of(paths, params.version).encode()
+    stamp = sha256_bytes(b"\0".join(((units_digest(units) or "").encode(), password, *([python] if python else ()))))
     wanted = Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp)
     return _Prepared(wanted, config, files, units)
 

@@ -124,11 +124,6 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         ("fleet: {defaults: {ssh: {host_keys: f}}}\n" + proxy(), "config.rule", "host_keys is one for the fleet"),
         ("fleet: {hosts: {a: {address: local, ssh: {jumps: {}}}}}\n" + proxy(), "config.rule", "jumps is one for"),
         ("fleet: {groups: {a: {roles: [authority]}}}\n" + proxy(), "config.not_available", "role authority"),
-        (
-            f"fleet: {{runtime: {{python: {{path: x, sha256: '{DIGEST}'}}}}}}\n" + proxy(),
-            "config.not_available",
-            "standalone Python",
-        ),
         ("fleet: {runtime: {python: python3}}\n" + proxy(), "config.bad_value", "an absolute path"),
         ("fleet: {runtime: {python: {path: x}}}\n" + proxy(), "config.missing_field", 'needs "sha256"'),
         ("fleet: {prevent_destroy: [all]}\n" + proxy(), "config.bad_value", "an address pattern"),

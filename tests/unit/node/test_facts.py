@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sbctl.node.facts import FactsError, gather, installed_versions, read_marker
-from sbctl.node.paths import NodePaths, node_paths
+from sbctl.node.paths import STANDALONE_RECORD, NodePaths, node_paths
 from sbctl.node.snapshot import NodeSnapshot
 
 
@@ -88,7 +88,7 @@ def test_an_interpreter_is_asked_once_until_it_changes(paths: NodePaths, tmp_pat
 
 @pytest.mark.parametrize(
     "said",
-    ["", "3.12", "3 12 0", "3 12 0 relative/python", "3 12 0 /python\nwarning", "three 12 0 /python", "3 10 9 /python"],
+    ["", "3.12", "3 12 0", "3 12 0 relative/python", "3 12 0 /python\nwarning", "three 12 0 /python", "3 7 9 /python"],
 )
 def test_a_program_that_says_something_else_is_no_interpreter(paths: NodePaths, tmp_path: Path, said: str) -> None:
     other = tmp_path / "python3.12"
@@ -114,7 +114,25 @@ def test_versions_are_those_with_a_program_and_current_is_one_of_them(paths: Nod
     assert gather(_environment(paths), os.getuid())["runtime"] == {
         "installed_versions": ["0.1.0", "0.2.0"],
         "current_version": "0.2.0",
+        "standalone_pythons": [],
+        "standalone_used": {},
     }
+
+
+def test_a_standalone_python_is_the_fleets_and_none_of_the_hosts_own(paths: NodePaths) -> None:
+    digest = "ab" * 32
+    program = paths.pythons / digest[:12] / "bin/python3.12"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho 3 12 7 " + str(program) + "\n")
+    program.chmod(0o755)
+    (program.parent.parent / STANDALONE_RECORD).write_text(digest + "\n")
+    (paths.pythons / "half").mkdir()
+    _install(paths, "0.1.0")
+    (paths.version("0.1.0") / "bin/python").symlink_to(program)
+    told = gather(_environment(paths), os.getuid(), [str(program)])
+    assert told["runtime"]["standalone_pythons"] == [digest]
+    assert told["runtime"]["standalone_used"] == {"0.1.0": digest}
+    assert str(program) not in [python["path"] for python in told["host"]["pythons"]]
 
 
 @pytest.mark.parametrize("value", ["0.9.9", "../0.1.0", "engines"])
