@@ -8,41 +8,51 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sbctl.artifacts.model import ArtifactFacts
+from providers.standalone_python import standalone_label, standalone_problem, standalone_spec
 from sbctl.base.connection import Connection
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import EngineError, ExitCode, SbctlError
-from sbctl.base.limits import GIB, MIB
+from sbctl.base.limits import CONNECT_MAX_PARALLEL, GIB, MIB, SNAPSHOT_DEADLINE_S
 from sbctl.catalog.loader import builtin_catalog
+from sbctl.cli.fitness import (
+    clock_check,
+    device_checks,
+    filesystem_checks,
+    need_checks,
+    port_checks,
+    program_disk_check,
+    system_checks,
+    usable_bytes,
+    wanted_ports,
+)
 from sbctl.cli.machine import machine_report
 from sbctl.cli.servable import Servable, catalog_check, local_serving, servable_models
 from sbctl.cli.workspace import Workspace
-from sbctl.config.compiled import CompiledHost
+from sbctl.config.compiled import CompiledConfig, CompiledHost
 from sbctl.engines.detect import find_engine, find_llama_server, probe_llama_server
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_pin
 from sbctl.node.devices import NvidiaDevices, nvidia_devices
-from sbctl.node.snapshot import EngineState, HostFacts, NodeSnapshot
-from sbctl.views.host_views import Check, Verdict
+from sbctl.node.snapshot import EngineState, HostFacts, NodeSnapshot, PortHolder, is_new_enough
+from sbctl.views.host_views import Check
+
+if TYPE_CHECKING:
+    from sbctl.remote.observe import FleetObservation
 
 __all__ = [
     "Report",
     "budget_check",
-    "device_checks",
     "engine_checks",
     "examine",
     "host_checks",
-    "need_checks",
     "with_local_facts",
 ]
 
-_CPU_MEMORY_FRACTION: Final = 0.7
-"""Of the installed memory, what models may take on a machine without GPU."""
 _RUNTIME_DISK_BYTES: Final = 600 * MIB
 
 
@@ -100,6 +110,8 @@ def examine(file: Path | None) -> Report:
     ) as fleet:
         for name, error in sorted(fleet.unreachable.items()):
             checks.append(_failed(name, error))
+        asked_at = workspace.clock.now()
+        holders = {} if config is None else _port_holders(fleet, config)
         for name, told in sorted(fleet.snapshots.items()):
             host = config.hosts[name] if config is not None else None
             snapshot = hosts[name] = told
@@ -107,22 +119,48 @@ def examine(file: Path | None) -> Report:
                 devices = nvidia_devices()
                 snapshot = hosts[name] = with_local_facts(told, devices, workspace.environ)
                 machine = machine_report(snapshot, devices, _cache(host, snapshot), workspace.environ)
-                checks.extend(device_checks(name, devices))
-            found = tuple(servable_models(builtin_catalog() if host is None else host.catalog, _usable_bytes(snapshot)))
+            else:
+                checks.extend(clock_check(name, snapshot.host, asked_at, fleet.seconds))
+            checks.extend((*device_checks(name, snapshot.host), *filesystem_checks(name, snapshot)))
+            checks.extend(system_checks(name, snapshot.host))
+            found = tuple(servable_models(builtin_catalog() if host is None else host.catalog, usable_bytes(snapshot)))
             checks.extend((*host_checks(name, snapshot), catalog_check(name, found)))
             if connections[name].kind == "local":
                 models = found
             if host is not None:
                 fits = list(need_checks(host, snapshot))
-                checks.extend((*fits, *engine_checks(host, snapshot, workspace.environ), *port_checks(host, snapshot)))
+                checks.extend((*fits, *engine_checks(host, snapshot, workspace.environ)))
+                checks.extend(
+                    (*program_disk_check(host, snapshot), *port_checks(host, snapshot, holders.get(name, ())))
+                )
                 needs.extend(_needs(host, fits))
                 budgets.update(budget_check(host, snapshot))
         return Report(tuple(checks), hosts, tuple(needs), models, machine, budgets)
 
 
+def _port_holders(fleet: FleetObservation, config: CompiledConfig) -> Mapping[str, tuple[PortHolder, ...]]:
+    """Who has the ports that a runtime wants; only of hosts where none of ours runs. A host that cannot tell is left out."""
+    asked = [name for name, snapshot in fleet.snapshots.items() if not snapshot.runtime.running]
+    found: dict[str, tuple[PortHolder, ...]] = {}
+
+    def ask(name: str) -> None:
+        ports = [port for _what, _address, port in wanted_ports(config.hosts[name])]
+        with contextlib.suppress(SbctlError):
+            found[name] = fleet.sessions[name].port_holders(ports, SNAPSHOT_DEADLINE_S)
+
+    with ThreadPoolExecutor(CONNECT_MAX_PARALLEL, thread_name_prefix="ports") as pool:
+        list(pool.map(ask, asked))
+    return found
+
+
 def with_local_facts(snapshot: NodeSnapshot, devices: NvidiaDevices, environ: Mapping[str, str]) -> NodeSnapshot:
     """Of this machine: its devices, and a `llama-server` on PATH also before anything of ours runs here."""
-    host = snapshot.host.model_copy(update={"gpus": devices.gpus})
+    told: dict[str, Any] = {"gpu_problem": devices.problem, "cuda": devices.cuda or ""}
+    if devices.gpus:
+        told["gpus"] = devices.gpus
+    if devices.driver:
+        told["nvidia_driver"] = devices.driver
+    host = snapshot.host.model_copy(update=told)
     engines = snapshot.engines
     program = find_llama_server(environ.get("PATH", "")) if not snapshot.bootstrapped else None
     if program is not None:
@@ -139,18 +177,6 @@ def _cache(host: CompiledHost | None, snapshot: NodeSnapshot) -> Path:
     written = host.model_host.cache.directory if host is not None else None
     home = snapshot.paths.cache if snapshot.paths is not None else "/var/cache/sbctl"
     return Path(written) if written else Path(home, "models")
-
-
-def _usable_bytes(snapshot: NodeSnapshot) -> int:
-    return int(snapshot.host.memory_total_bytes * _CPU_MEMORY_FRACTION)
-
-
-def device_checks(name: str, devices: NvidiaDevices) -> Iterator[Check]:
-    """Pure."""
-    if devices.problem is not None:
-        yield Check("gpu driver", "warn", devices.problem, "repair the driver (often a reboot after its update)", name)
-    elif devices.gpus:
-        yield Check("gpu driver", "pass", f"NVIDIA {devices.driver}, CUDA {devices.cuda}", host=name)
 
 
 def operator_checks() -> Iterator[Check]:
@@ -172,10 +198,10 @@ def operator_checks() -> Iterator[Check]:
         )
 
 
-def host_checks(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:
-    """What any host needs. Pure."""
+def host_checks(name: str, snapshot: NodeSnapshot, host: CompiledHost | None = None) -> Iterator[Check]:
+    """What any host needs; `host` as sb.yml has it. Pure."""
     facts = snapshot.host
-    yield _python(name, facts)
+    yield _python(name, facts, host)
     yield _engine(name, snapshot)
     memory = facts.memory_total_bytes
     yield Check(
@@ -183,12 +209,6 @@ def host_checks(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:
         "pass" if memory >= GIB else "warn",
         f"{format_bytes(memory)}, {format_bytes(facts.memory_available_bytes)} available",
         "models larger than the memory cannot be served",
-        host=name,
-    )
-    yield Check(
-        "gpu",
-        "pass" if facts.gpus else "skip",
-        f"{', '.join(str(gpu.get('name', 'device')) for gpu in facts.gpus) or 'none found'}; engines of this version run on the CPU",
         host=name,
     )
     yield Check(
@@ -220,14 +240,20 @@ def _service(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:
         yield Check("lease", "warn", said, "wait for it; apply does so with --lock-timeout SECONDS", name)
 
 
-def _python(name: str, facts: HostFacts) -> Check:
-    if facts.pythons:
-        return Check("python", "pass", ", ".join(f"{one.version} ({one.path})" for one in facts.pythons), host=name)
+def _python(name: str, facts: HostFacts, host: CompiledHost | None) -> Check:
+    found = ", ".join(f"{one.version} ({one.path})" for one in facts.pythons)
+    if host is not None and (spec := standalone_spec(host)) is not None:
+        problem = standalone_problem(facts, spec)
+        if problem is not None:
+            return Check("python", "fail", problem.message, problem.next_step, name)
+        return Check("python", "pass", f"{standalone_label(spec)}, sent to the host", host=name)
+    if any(is_new_enough(one.version) for one in facts.pythons):
+        return Check("python", "pass", found, host=name)
     return Check(
         "python",
         "fail",
-        "no Python 3.11 or newer",
-        "apt-get install python3 (Debian 12 or newer), or set fleet.runtime.python",
+        f"no Python 3.11 or newer (found: {found or 'none'})",
+        "apt-get install python3 (Debian 12 or newer), or send one: fleet.runtime.python: {path, sha256}",
         host=name,
     )
 
@@ -242,53 +268,6 @@ def _engine(name: str, snapshot: NodeSnapshot) -> Check:
         remedy = "install llama-server and name it: engines: {llama_cpp: {launch: binary, path: /path/to/llama-server}}"
         return Check("llama.cpp", "fail", f"no llama-server on PATH; {error.message}", remedy, host=name)
     return Check("llama.cpp", "pass", f"not installed yet; launch: wheel installs {LLAMA_CPP_WHEEL_DEFAULT}", host=name)
-
-
-def need_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
-    """Each deployment of a host against its memory, all of them together, and the downloads against the disk. Pure."""
-    usable = _usable_bytes(snapshot)
-    total = 0
-    for deployment in host.deployments.values():
-        need = deployment.artifact.min_memory_bytes * deployment.model.replicas
-        total += need
-        yield _compared(
-            f"fit {deployment.id}",
-            host.name,
-            need,
-            usable,
-            f"{deployment.artifact.model}:{deployment.artifact.variant} needs",
-        )
-    if len(host.deployments) > 1:
-        yield _compared("fit together", host.name, total, usable, "all deployments need")
-    present = {artifact.artifact for artifact in snapshot.artifacts if artifact.state == "ready"}
-    missing = {
-        one.artifact.artifact: one.artifact for one in host.deployments.values() if one.artifact.artifact not in present
-    }
-    free = snapshot.disk.cache_free_bytes
-    if missing and free is not None:
-        yield _disk(host.name, missing.values(), free)
-
-
-def _compared(name: str, host: str, need: int, usable: int, words: str) -> Check:
-    verdict: Verdict = "pass" if need <= usable else "fail"
-    return Check(
-        name,
-        verdict,
-        f"{words} {format_bytes(need)}; {format_bytes(usable)} may be used here",
-        "choose a smaller model or variant, or another host (required_labels)",
-        host=host,
-    )
-
-
-def _disk(host: str, missing: Iterable[ArtifactFacts], free: int) -> Check:
-    need = sum(facts.total_bytes for facts in missing)
-    return Check(
-        "disk for weights",
-        "pass" if need < free else "fail",
-        f"{format_bytes(need)} to fetch, {format_bytes(free)} free",
-        "free space, or set proxy.model_host.cache.directory to a larger disk",
-        host=host,
-    )
 
 
 def engine_checks(host: CompiledHost, snapshot: NodeSnapshot, environ: Mapping[str, str]) -> Iterator[Check]:
@@ -324,31 +303,6 @@ def budget_check(host: CompiledHost, snapshot: NodeSnapshot) -> Mapping[str, Map
         return {}
     free_gib = None if free is None else round(free / GIB, 1)
     return {host.name: {"budget_gib": budget, "free_gib": free_gib, "sufficient": free is None or budget * GIB <= free}}
-
-
-def port_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
-    """Whether the ports that the runtime will bind are free, on this machine only; a runtime of ours may hold them."""
-    if host.connection.kind != "local" or snapshot.runtime.running:
-        return
-    ports = [("port of the API", host.proxy.bind_address, host.proxy.http_bind_port)]
-    if host.proxy.admin.enabled:
-        ports.append(("port of the admin API", host.proxy.admin.bind, host.proxy.admin.port))
-    for name, address, port in ports:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                yield Check(
-                    name,
-                    "fail",
-                    f"{address}:{port}: {error.strerror}",
-                    "stop what listens there, or choose another port",
-                    host=host.name,
-                )
-            else:
-                yield Check(name, "pass", f"{address}:{port} is free", host=host.name)
 
 
 def _needs(host: CompiledHost, checks: Iterable[Check]) -> Iterator[Mapping[str, Any]]:

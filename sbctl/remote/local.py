@@ -131,7 +131,8 @@ class LocalTransport:
             return bootstrap_script.perform(command, {"deadline_s": deadline_s, **params}, self._environ, os.getuid())
         try:
             extra, always = params.get("extra_pythons", ()), params.get("pythons_if_installed", True)
-            return gather(self._environ, os.getuid(), extra, pythons_if_installed=always)
+            ports = params.get("ports", ())
+            return gather(self._environ, os.getuid(), extra, pythons_if_installed=always, ports=ports)
         except FactsError as error:
             raise HostError(error.code, error.message, place=error.place, next_step=error.next_step) from error
         except ValueError as error:

@@ -17,8 +17,10 @@ from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import EngineError, HostError, InputError, SbctlError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.engines.detect import find_llama_server, installed_wheels, probe_llama_server
+from sbctl.node.devices import nvidia_devices
 from sbctl.node.drain_file import read_drain
 from sbctl.node.facts import FactsError, gather
+from sbctl.node.machine import filesystem_of
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 from sbctl.node.snapshot import BundleState, DeploymentState, NodeSnapshot
@@ -38,9 +40,20 @@ _CONFIG_MAX_BYTES = 4 * BUNDLE_MAX_BYTES
 def host_facts(context: NodeContext) -> dict[str, Any]:
     """The facts that need no runtime. Raises HostError `host.marker_damaged`."""
     try:
-        return gather(context.environ, context.uid)
+        facts = gather(context.environ, context.uid)
     except FactsError as error:
         raise HostError(error.code, error.message, place=error.place, next_step=error.next_step) from error
+    facts["host"].update(_devices())
+    return facts
+
+
+def _devices() -> dict[str, Any]:
+    """What the driver's own library tells, over what files told."""
+    devices = nvidia_devices()
+    told: dict[str, Any] = {"gpu_problem": devices.problem, "cuda": devices.cuda or ""}
+    if devices.gpus:
+        told["gpus"] = devices.gpus
+    return {**told, "nvidia_driver": devices.driver} if devices.driver else told
 
 
 def stored_config(paths: NodePaths) -> tuple[RuntimeConfig | None, str | None]:
@@ -74,7 +87,12 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "drain": status.get("drain") or read_drain(paths),
         "lease": facts["lease"],
         "paths": facts["paths"],
-        "disk": {"cache_free_bytes": fs.free_bytes(root), "state_free_bytes": fs.free_bytes(paths.state)},
+        "disk": {
+            **facts["disk"],
+            "cache_free_bytes": fs.free_bytes(root),
+            "cache_filesystem": filesystem_of(root),
+            "state_free_bytes": fs.free_bytes(paths.state),
+        },
         "runtime": _runtime(context, facts, status),
         "engines": _engines(context),
         "artifacts": [asdict(entry) for entry in ArtifactCache(root).entries()],

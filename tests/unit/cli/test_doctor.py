@@ -11,12 +11,11 @@ from sbctl.catalog.loader import builtin_catalog
 from sbctl.cli.doctor import (
     Report,
     budget_check,
-    device_checks,
     engine_checks,
     host_checks,
-    need_checks,
     with_local_facts,
 )
+from sbctl.cli.fitness import device_checks, need_checks
 from sbctl.cli.machine import machine_report
 from sbctl.cli.servable import catalog_check, local_serving, servable_models
 from sbctl.config.compiled import CompiledHost
@@ -77,15 +76,6 @@ def test_a_budget_beyond_the_disk_is_told(tmp_path: Path) -> None:
     assert told == {"local": {"budget_gib": 60.0, "free_gib": 50.0, "sufficient": False}}
 
 
-def test_devices_are_told_with_their_driver_and_a_broken_one_with_its_remedy() -> None:
-    (working,) = device_checks("local", GPUS)
-    assert (working.verdict, working.detail) == ("pass", "NVIDIA 580.65.06, CUDA 13.0")
-    (broken,) = device_checks("local", NvidiaDevices(problem="the NVIDIA driver cannot be used: mismatch"))
-    assert broken.verdict == "warn"
-    assert broken.next_step
-    assert list(device_checks("local", NvidiaDevices())) == []
-
-
 def test_this_machine_s_devices_and_programs_are_seen_before_anything_of_ours_runs(tmp_path: Path) -> None:
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\necho 'version: 4711 (abcdef)'\n")
@@ -95,8 +85,9 @@ def test_this_machine_s_devices_and_programs_are_seen_before_anything_of_ours_ru
     assert [(engine.launch, engine.version, engine.path) for engine in told.engines] == [
         ("binary", "b4711", str(program))
     ]
-    names = {check.name: check for check in host_checks("local", told)}
+    names = {check.name: check for check in (*host_checks("local", told), *device_checks("local", told.host))}
     assert "NVIDIA H200" in names["gpu"].detail
+    assert names["gpu driver"].detail == "NVIDIA 580.65.06, CUDA 13.0"
     assert str(program) in names["llama.cpp"].detail
 
 
