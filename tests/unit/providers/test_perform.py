@@ -21,7 +21,15 @@ from sbctl.base.ids import Address
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Desired, Recorded
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, library_pins, wheel_pin
-from sbctl.node.snapshot import BundleState, EngineState, HostFacts, NodeSnapshot, PythonFact, RuntimeState
+from sbctl.node.snapshot import (
+    ArtifactState,
+    BundleState,
+    EngineState,
+    HostFacts,
+    NodeSnapshot,
+    PythonFact,
+    RuntimeState,
+)
 from sbctl.plan.model import Change, Step
 from sbctl.provider import PerformContext, Progress
 from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, TRUST_PAYLOAD_TYPE, BundleContent, TrustSet, content_digest
@@ -92,9 +100,10 @@ class Bench:
         params: Mapping[str, Any],
         desired: Desired | None = None,
         recorded: Recorded | None = None,
+        action: str = "update",
     ) -> Mapping[str, Any]:
         address = Address(kind, "local")
-        change = Change(address, "update", "", "local", Connection("local"), desired=desired, recorded=recorded)
+        change = Change(address, action, "", "local", Connection("local"), desired=desired, recorded=recorded)
         context = PerformContext(
             self.node,
             self.services,
@@ -314,6 +323,18 @@ def test_weights_are_pulled_sent_or_removed(bench: Bench, desired: dict[str, Des
     assert [method for method, _, _ in bench.node.calls] == ["artifact.pull", "artifact.import", "artifact.remove"]
     assert bench.node.calls[0][1]["artifact"] == facts
     assert bench.node.sent == [file["sha256"] for file in facts["files"]]
+
+
+@pytest.mark.parametrize(("action", "sends"), [("create", False), ("update", True)])
+def test_weights_that_a_host_kept_from_an_earlier_life_are_not_sent_again(
+    bench: Bench, desired: dict[str, Desired], action: str, sends: bool
+) -> None:
+    facts = desired["artifact"].spec["facts"]
+    kept = ArtifactState(artifact=facts["artifact"], state="ready", size_bytes=1)
+    bench.node.shown = SERVED.model_copy(update={"artifacts": (kept,)})
+    bench.perform("artifact", "artifact.import", {"facts": facts}, action=action)
+    assert [method for method, _, _ in bench.node.calls] == ["artifact.import"]
+    assert bool(bench.node.sent) is sends
 
 
 # bundle
