@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,6 +114,26 @@ def test_only_listed_keys_and_the_named_origin_get_in(fleet: OperatorWorld, host
         _client(host, origin="other.internal").chat.completions.create(model="small", messages=QUESTION)  # type: ignore[arg-type]
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://{host.address}:9090/admin/model-host/status", timeout=5)
+
+
+def test_status_logs_and_events_over_ssh_with_the_journal_of_systemd(fleet: OperatorWorld, host: LabHost) -> None:
+    (told,) = fleet.sbctl("status", "--format", "json", expect=0).json()["hosts"]
+    assert (told["host"], told["condition"], told["revision"]) == (host.name, "healthy", told["recorded_revision"])
+    assert told["deployments"][0]["memory_bytes"] > 10_000_000
+    kinds = [json.loads(line)["kind"] for line in fleet.sbctl("events", "--format", "json", expect=0).out.splitlines()]
+    assert {"runtime.activated", "runtime.started", "engine.started", "bundle.accepted"} <= set(kinds)
+    lines = [
+        json.loads(line) for line in fleet.sbctl("logs", "-n", "500", "--format", "json", expect=0).out.splitlines()
+    ]
+    assert {line["source"] for line in lines} >= {"runtime", "engine"}
+    assert {line["deployment"] for line in lines if line["source"] == "engine"} == {"chat"}
+    following = fleet.start("logs", "-f", "-n", "1")
+    following.until_said(host.name)
+    fleet.sbctl("host", "drain", host.name, expect=0)
+    following.until_said("drain: draining")
+    fleet.sbctl("host", "resume", host.name, expect=0)
+    following.signal(signal.SIGINT)
+    assert following.finish().code == 130
 
 
 def test_output_names_the_address_the_origin_and_that_a_key_is_needed(fleet: OperatorWorld, host: LabHost) -> None:
