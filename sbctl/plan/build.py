@@ -260,7 +260,8 @@ def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
             yield f"host {host} is being changed by {lease.owner} ({lease.purpose}) since {lease.since}"
         drain = snapshot.drain if snapshot is not None else None
         if drain is not None and drain.persistent:
-            yield f"host {host} was taken out of service by {drain.by} ({drain.since}): sbctl host resume {host}"
+            since = f" ({drain.since})" if drain.since else ""
+            yield f"host {host} was taken out of service by {drain.by}{since}: sbctl host resume {host}"
     yield from _idle_protection(inputs)
     if not inputs.refresh and inputs.mode != "against":
         yield "hosts were not asked (--no-refresh): what changed on them is not seen, and nothing can be applied"
