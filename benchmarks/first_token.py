@@ -70,7 +70,6 @@ def served(host: LabHost) -> list[Row]:
         if done.code != 0:
             raise SystemExit(f"apply ended with {done.code}: {done.text[-4000:]}")
         token_s = first_token_s(host)
-        world.sbctl("destroy", "--yes", expect=0)
     events = done.events()
     run_s = next(float(event["elapsed_s"]) for event in events if event["type"] == "run_finished")
     return [
