@@ -16,6 +16,7 @@ HTTP_SENTENCES: Final = {
     "authority_unavailable": "the authority cannot issue an identity now; its log says why",
     "crash_loop": "the engine ended too often; reset the deployment once the cause is mended",
     "draining": "the model is being replaced or stopped",
+    "enrollment_denied": "the join token is not valid, or not for what was asked; the authority's audit file has the reason",
     "engine_missing": "the engine that the bundle names is not installed here",
     "invalid_desired": "the desired state cannot be read",
     "invalid_request": "the request is not one that is passed on; the sentence names the field",
