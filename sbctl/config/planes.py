@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sbctl.config.document import Path
 
-__all__ = ["ACCESS", "FOREIGN", "Foreign", "accepts", "foreign_names", "patterns", "without_foreign"]
+__all__ = ["ACCESS", "FOREIGN", "REFUSED", "Foreign", "accepts", "foreign_names", "patterns", "without_foreign"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -67,6 +67,9 @@ ACCESS: Final[frozenset[str]] = _names("""
     origins.*.action.providers.*.bedrock_guardrail origins.*.action.providers.*.enabled
 """)
 """Blocks that restrict access or use."""
+
+REFUSED: Final[frozenset[str]] = _names("proxy.https_bind_port proxy.tls_cert_file proxy.tls_key_file")
+"""Fields that are errors by themselves (`sbctl.config.availability`): who asks for TLS must not be served in the clear."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from sbctl.base.fs import write_atomic
 from sbctl.base.resources import data_path
 from sbctl.catalog.models import CatalogDocument
 from sbctl.config.file_model import SbFile
-from sbctl.config.planes import ACCESS, FOREIGN
+from sbctl.config.planes import ACCESS, FOREIGN, REFUSED
 
 __all__ = ["SCHEMA_FILES", "drifted", "main", "schema_for"]
 
@@ -94,10 +94,12 @@ def _sb_schema() -> Schema:
         model = _PLANES[where]
         target = schema if model == "SbFile" else definitions[model]
         for name in sorted(names):
-            restricts = f"{where}.{name}".lstrip(".") in ACCESS
+            pattern = f"{where}.{name}".lstrip(".")
             note = (
                 "restricts access: an error until fleet.accept_unenforced lists it"
-                if restricts
+                if pattern in ACCESS
+                else "TLS on the API, an error in this version of sbctl"
+                if pattern in REFUSED
                 else "kept, not managed by sbctl"
             )
             target["properties"].setdefault(name, {"description": f"SBproxy; {note}."})

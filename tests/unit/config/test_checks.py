@@ -136,6 +136,11 @@ def test_refusals(findings_of: Findings, text: str, code: str, words: str) -> No
     assert all(each.span is not None for each in found)
 
 
+def test_tls_on_the_api_is_refused_and_not_called_kept_as_well(findings_of: Findings) -> None:
+    found = findings_of(proxy(top="https_bind_port: 8443\n  tls_cert_file: a\n  tls_key_file: b"))
+    assert [each.code for each in found] == ["config.not_available"] * 3
+
+
 @pytest.mark.parametrize(
     "text",
     [
