@@ -147,8 +147,7 @@ def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str
     supervision, is_up = _supervision(systemd, units, parent is not None)
     by_hand = bool(status.get("started_by_hand"))
     return {
-        "installed_versions": tuple(facts["runtime"]["installed_versions"]),
-        "current_version": facts["runtime"]["current_version"],
+        **facts["runtime"],
         "supervision": supervision,
         "unit_path": str(systemd.unit_path) if systemd is not None and UNIT_NAME in units else None,
         "unit_sha256": units_digest(units),
