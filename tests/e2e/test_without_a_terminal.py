@@ -17,7 +17,7 @@ import pytest
 
 from tests.simulators.operator_world import SBCTL, OperatorWorld, new_world
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 PATIENCE_S = 120
 PIN = "SHA256:uNiVztksCsDhcc0u9e8BgrJXVGDMt8CKiKMCbvtCd0c"
