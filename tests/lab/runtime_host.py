@@ -47,8 +47,15 @@ def activation(version: str = __version__, **config: Any) -> dict[str, Any]:
     }
 
 
-def install(session: HostSession, directory: Path, *, own: tuple[str, bytes] | None = None) -> None:
-    """Claim the host and install this version, or the one whose wheel is `own`; `directory` is the operator's cache."""
+def install(
+    session: HostSession,
+    directory: Path,
+    *,
+    own: tuple[str, bytes] | None = None,
+    standalone: Mapping[str, str] | None = None,
+) -> None:
+    """Claim the host and install this version, or the one whose wheel is `own`; `directory` is the operator's cache. `standalone` is a Python
+    of the same minor version as the host's that was put there."""
     call(session, "host.mark", {"lineage": LINEAGE, "host": "h"})
     facts = session.snapshot(DEADLINE_S).host
     python = facts.pythons[-1]
@@ -68,7 +75,13 @@ def install(session: HostSession, directory: Path, *, own: tuple[str, bytes] | N
     call(
         session,
         "runtime.install",
-        {"version": version, "python": python.path, "uv": uv, "wheels": list(listed.values())},
+        {
+            "version": version,
+            "python": "" if standalone else python.path,
+            "standalone": standalone,
+            "uv": uv,
+            "wheels": list(listed.values()),
+        },
     )
 
 
