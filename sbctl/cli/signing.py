@@ -19,7 +19,16 @@ from sbctl.base.secret import Secret
 from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.keys import SigningKey, load_key_file, save_key_file
 
-__all__ = ["KEY_NOT_MADE_YET", "Signer", "default_key_path", "find_key", "key_path", "make_key", "passphrase_of", "require_member"]
+__all__ = [
+    "KEY_NOT_MADE_YET",
+    "Signer",
+    "default_key_path",
+    "find_key",
+    "key_path",
+    "make_key",
+    "passphrase_of",
+    "require_member",
+]
 
 KEY_NOT_MADE_YET: Final = "(made by apply)"
 """Stands for the public key in a plan of a new fleet."""
