@@ -199,7 +199,7 @@ def test_F14_weights_that_do_not_fit_or_may_not_be_written_leave_what_serves_alo
     assert world.answers()
     node_disk.room(ROOM)
     with node_disk.read_only():
-        requires(world.sbctl("apply", "--yes"), "disk.read_only", world.paths.models, "remount it writable")
+        requires(world.sbctl("apply", "--yes"), "disk.read_only", world.prefix, "remount it writable")
         assert world.answers()
         assert before <= recorded(world)
         world.sbctl("drift", expect=0)
