@@ -7,7 +7,6 @@ import hashlib
 import http.client
 import json
 import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from sbctl.base.secret import Secret
 from sbctl.trust.keys import SigningKey
 from tests.simulators.operator_world import SHARED_CACHE, OperatorWorld
+from tests.simulators.secret_watch import SecretWatch
 
 pytestmark = pytest.mark.integration
 
@@ -44,37 +44,6 @@ def _found_in(paths: Iterator[Path]) -> set[str]:
     return found
 
 
-class _Watch(threading.Thread):
-    """Looks at command lines of every process, and at the environment of every process that is not `sbctl` itself, again and again."""
-
-    def __init__(self, world: OperatorWorld) -> None:
-        super().__init__(daemon=True)
-        self._world = world
-        self._done = threading.Event()
-        self.found: set[str] = set()
-        self.seen = 0
-
-    def run(self) -> None:
-        while not self._done.wait(0.02):
-            for process in psutil.Process().children(recursive=True) + self._world.processes():
-                with contextlib.suppress(psutil.Error):
-                    self._look(process)
-
-    def _look(self, process: psutil.Process) -> None:
-        argv = process.cmdline()
-        given = [*argv]
-        if not any(part.endswith("/sbctl") for part in argv[:2]):
-            given += [f"{name}={value}" for name, value in process.environ().items()]
-        self.seen += 1
-        for text in given:
-            if any(canary in text.encode() for canary in ALL):
-                self.found.add(f"{argv[:3]}: {text[:60]}")
-
-    def stop(self) -> None:
-        self._done.set()
-        self.join()
-
-
 def _chat(world: OperatorWorld, key: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", world.port, timeout=60)
     body = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
@@ -100,9 +69,7 @@ def test_H1_a_secret_is_in_its_own_file_and_nowhere_else(world: OperatorWorld) -
     world.config["fleet"] = {
         "api_keys": {"app": {"sha256": hashlib.sha256(API_KEY.encode()).hexdigest(), "models": ["tiny"]}}
     }
-    watch = _Watch(world)
-    watch.start()
-    try:
+    with SecretWatch(ALL, lambda: psutil.Process().children(recursive=True) + world.processes()) as watch:
         world.sbctl("plan", "--explain", expect=2)
         world.sbctl("plan", "--yes", "--out", "saved", "--format", "json", expect=2)
         world.sbctl("apply", "saved", "--format", "json", expect=0)
@@ -120,8 +87,6 @@ def test_H1_a_secret_is_in_its_own_file_and_nowhere_else(world: OperatorWorld) -
         world.sbctl("plan", expect=3)
         del world.deployments["chat"]["max_concurency"]
         world.sbctl("rollback", "1", "--yes", "--format", "json")
-    finally:
-        watch.stop()
     own = world.paths.secrets / "admin_password"
     assert own.read_text() == PASSWORD
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
