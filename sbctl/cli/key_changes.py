@@ -20,7 +20,7 @@ from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.fs import remove_file, write_atomic
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Recorded
-from sbctl.cli.signing import default_key_path, find_key, require_member
+from sbctl.cli.signing import find_key, key_path, passphrase_of, require_member
 from sbctl.state.model import StateView
 from sbctl.trust.keys import SigningKey, load_key_file, save_key_file
 
@@ -67,9 +67,7 @@ def key_place(environ: Mapping[str, str]) -> KeyPlace:
             "the signing key comes from SBCTL_SIGNING_KEY, so it cannot be replaced here",
             next_step="list a second key (sbctl key add NAME ed25519:…), apply, store it where the old one is, then remove the old one",
         )
-    phrase = environ.get("SBCTL_SIGNING_KEY_PASSPHRASE")
-    named = environ.get("SBCTL_SIGNING_KEY_FILE")
-    place = KeyPlace(Path(named) if named else default_key_path(), Secret(phrase.encode()) if phrase else None)
+    place = KeyPlace(key_path(environ), passphrase_of(environ))
     if find_key(environ) is None:
         raise RefusedError(
             "key.none",

@@ -247,7 +247,7 @@ def test_a_change_that_users_notice_and_a_typo_stop_at_the_gate(gate: tuple[GitH
     fleet.commit("another port")
     code, job = runner.run("review", "change")
     assert code == 4, job.said
-    assert "plan.blast_radius" in job.said
+    assert "--max-blast-radius restart" in job.said, "the way to allow it"
     assert "17" in fleet.noted.read_text(), "the comment comes first, so that a reader sees why"
     fleet.world.deployments["chat"]["max_concurency"] = 3
     fleet.commit("a typo")
