@@ -16,7 +16,10 @@ from sbctl.artifacts.pull import pull
 from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.errors import HostError
 from sbctl.engines import detect
+from sbctl.node import facts
+from sbctl.node.devices import NvidiaDevices
 from sbctl.node.messages import RuntimeConfig
+from sbctl.runtime.nodeops import snapshot as snapshot_module
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.snapshot import take_snapshot
 from tests.simulators import fake_llama_server
@@ -37,6 +40,24 @@ def test_an_empty_node(context: NodeContext) -> None:
     assert (snapshot.runtime.config_sha256, snapshot.runtime.trust_digest) == (None, None)
     assert (snapshot.engines, snapshot.artifacts, snapshot.bundle, snapshot.deployments) == ((), (), None, ())
     assert snapshot.disk.cache_free_bytes
+
+
+@pytest.mark.parametrize(
+    ("devices", "told"),
+    [
+        (NvidiaDevices("580.65", "13.0", ({"index": 0, "name": "H200"},)), ("H200", "580.65", "13.0", None)),
+        (NvidiaDevices(problem="the NVIDIA driver cannot be used: mismatch"), ("on the bus", "550.1", "", "the NVIDIA driver cannot be used: mismatch")),
+        (NvidiaDevices(), ("on the bus", "550.1", "", None)),
+    ],
+)  # fmt: skip
+def test_what_the_driver_tells_of_devices_stands_over_what_files_tell(
+    context: NodeContext, monkeypatch: pytest.MonkeyPatch, devices: NvidiaDevices, told: tuple[object, ...]
+) -> None:
+    monkeypatch.setattr(facts, "pci_gpus", lambda: [{"name": "on the bus", "vendor": "nvidia"}])
+    monkeypatch.setattr(facts, "nvidia_driver", lambda: "550.1")
+    monkeypatch.setattr(snapshot_module, "nvidia_devices", lambda: devices)
+    host = take_snapshot(context).host
+    assert (host.gpus[0]["name"], host.nvidia_driver, host.cuda, host.gpu_problem) == told
 
 
 def test_a_running_runtime_is_told_from_its_control_socket(context: NodeContext, runtime: Any) -> None:
