@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import HostError, SbctlError
 from sbctl.remote.session import HostSession, open_session
+from tests.lab.callers import Load
 from tests.lab.fixture import Lab, LabHost
 from tests.lab.runtime_host import LINEAGE, activation, await_healthy, call, install
 from tests.lab.serving_host import WHEEL, Host
@@ -25,56 +23,6 @@ pytestmark = pytest.mark.lab
 
 NEXT, AFTER_NEXT, BROKEN = "0.1.90", "0.1.91", "0.1.92"
 OPEN: dict[str, Any] = {"http_bind_address": "0.0.0.0"}
-PORT = 8080
-ANSWER_S = 60.0
-
-
-class Load:
-    """Callers that never pause: some keep their connection, some take a new one for every request."""
-
-    def __init__(self, address: str, *, completions: bool = False) -> None:
-        self._address = address
-        self._completions = completions
-        self._stop = threading.Event()
-        self.answered = 0
-        self.failures: list[str] = []
-        self._threads = [threading.Thread(target=self._call, args=(number % 2 == 0,)) for number in range(6)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _call(self, keep: bool) -> None:
-        connection = http.client.HTTPConnection(self._address, PORT, timeout=ANSWER_S)
-        while not self._stop.wait(0.01):
-            try:
-                self._ask(connection)
-                response = connection.getresponse()
-                said = response.read()
-                if response.status != 200:
-                    self.failures.append(f"status {response.status}: {said[:300]!r}")
-                self.answered += 1
-            except (OSError, http.client.HTTPException) as error:
-                kind = "kept" if keep else "new"
-                self.failures.append(f"{datetime.now(UTC):%H:%M:%S.%f} on a {kind} connection: {error!r}")
-                connection.close()
-            if not keep:
-                connection.close()
-        connection.close()
-
-    def _ask(self, connection: http.client.HTTPConnection) -> None:
-        if not self._completions:
-            connection.request("GET", "/livez")
-            return
-        body = json.dumps({"model": "chat-model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
-        headers = {"Content-Type": "application/json", "Host": "ai.internal"}
-        connection.request("POST", "/v1/chat/completions", body, headers)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +77,7 @@ def test_engines_answer_through_three_upgrades_and_a_broken_one_and_keep_their_p
     serving.bring_weights(tmp_path)
     serving.apply(policy=WHEEL)
     pid = serving.await_engine()
-    with Load(host.address, completions=True) as load:
+    with Load(host.address, model="chat-model") as load:
         for version in (AFTER_NEXT, NEXT, AFTER_NEXT):
             reinstall(session, tmp_path, version)
             call(session, "runtime.activate", activation(version, **OPEN))

@@ -1,0 +1,74 @@
+"""Callers of a host's data plane who notice every request that fails, for changes that must lose none."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import threading
+from datetime import UTC, datetime
+from typing import Self
+
+__all__ = ["Load"]
+
+PORT = 8080
+ANSWER_S = 60.0
+
+
+class Load:
+    """Callers that never pause: some keep their connection, some take a new one for every request.
+
+    As every pool of connections does, a caller looks before it uses a kept one again: a server may close what was idle.
+    """
+
+    def __init__(self, address: str, *, model: str | None = None) -> None:
+        """`model`: ask it for completions; without one, only whether the runtime lives."""
+        self._address = address
+        self._model = model
+        self._stop = threading.Event()
+        self.answered = 0
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=self._call, args=(number % 2 == 0,)) for number in range(6)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, keep: bool) -> None:
+        connection = http.client.HTTPConnection(self._address, PORT, timeout=ANSWER_S)
+        while not self._stop.wait(0.01):
+            if _was_closed(connection):
+                connection.close()
+            try:
+                self._ask(connection)
+                response = connection.getresponse()
+                said = response.read()
+                if response.status != 200:
+                    self.failures.append(f"status {response.status}: {said[:300]!r}")
+                self.answered += 1
+            except (OSError, http.client.HTTPException) as error:
+                kind = "kept" if keep else "new"
+                self.failures.append(f"{datetime.now(UTC):%H:%M:%S.%f} on a {kind} connection: {error!r}")
+                connection.close()
+            if not keep:
+                connection.close()
+        connection.close()
+
+    def _ask(self, connection: http.client.HTTPConnection) -> None:
+        if self._model is None:
+            connection.request("GET", "/livez")
+            return
+        body = json.dumps({"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
+        headers = {"Content-Type": "application/json", "Host": "ai.internal"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+
+
+def _was_closed(connection: http.client.HTTPConnection) -> bool:
+    """Nothing but an end can arrive between an answer and the next request."""
+    return connection.sock is not None and bool(select.select([connection.sock], [], [], 0)[0])
