@@ -267,7 +267,13 @@ class HostileSsh:
             transport.close()
 
     def start_thread(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, daemon=True)
+        """The other side may go away at any moment: what then fails is what the test is about, not a fault of its own."""
+
+        def quietly() -> None:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                work()
+
+        thread = threading.Thread(target=quietly, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -316,7 +322,8 @@ def _relay(channel: paramiko.Channel, there: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             while data := there.recv(1 << 16):
                 channel.sendall(data)
-        channel.close()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            channel.close()
 
     threading.Thread(target=back, daemon=True).start()
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
@@ -356,7 +363,11 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._target_port))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:
+                _end(client)
+                continue
             self._open += [client, server]
             budget = [self.cut_after]
             for source, sink in ((client, server), (server, client)):
