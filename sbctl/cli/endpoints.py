@@ -42,7 +42,7 @@ def endpoints_of(state: StateView) -> list[Endpoint]:
 
 
 def _curl(base_url: str, hostname: str, model: str, *, needs_key: bool) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100})
     parts = ["curl", "-s", f"{base_url}/chat/completions", "-H", "content-type: application/json"]
     if hostname:
         parts += ["-H", f"host: {hostname}"]

@@ -181,7 +181,7 @@ def _banner(request: RunRequest, place: _Place) -> None:
     base = f"http://127.0.0.1:{place.port}/v1"
     password = read_bounded(place.node.secrets / "admin_password", max_bytes=4096).decode()
     name = request.name or request.model
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100})
     print_plain(
         f"{name} is ready on {base}\n"
         f"admin: http://127.0.0.1:{place.admin_port}/admin/model-host/status, user admin, password {password}\n"
