@@ -99,7 +99,7 @@ class Site:
 
     @property
     def bastion(self) -> LabHost:
-        return self.lab.hosts[3]
+        return self.lab.bastion
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Site:
         return host.ssh(command, sibling=self.bastion, check=False)
 
     def learn_accounts(self) -> None:
-        for host in self.lab.hosts[:3]:
+        for host in self.lab.hosts:
             told = self.look(host, "for name in sbctl sbctl-engine; do id -u $name; id -g $name; done").split()
             assert len(told) == 4, told
             self.accounts[host.name] = sorted({int(number) for number in told})
@@ -158,11 +158,11 @@ def _traces(host: LabHost, bastion: LabHost, accounts: Sequence[int] = ()) -> se
 
 @pytest.fixture(scope="module")
 def bare(lab: Lab) -> Iterator[Lab]:
-    for host in lab.hosts[:3]:
+    for host in lab.hosts:
         lab.pristine(host)
         lab.hide(host)
     yield lab
-    for host in lab.hosts[:3]:
+    for host in lab.hosts:
         lab.show(host)
         lab.pristine(host)
 
@@ -243,7 +243,7 @@ def applied(site: Site) -> Site:
 
 
 def test_bare_hosts_behind_a_bastion_serve_after_one_apply_and_the_second_plan_is_empty(applied: Site) -> None:
-    hosts = applied.lab.hosts[:3]
+    hosts = applied.lab.hosts
     applied.serves(*hosts)
     applied.settled()
     assert applied.world.sbctl("state", "list", expect=0).out.count("certificate.") == 3
@@ -251,7 +251,7 @@ def test_bare_hosts_behind_a_bastion_serve_after_one_apply_and_the_second_plan_i
 
 
 def test_a_unit_edited_by_hand_is_drift_of_that_host_and_repaired_without_ending_an_engine(applied: Site) -> None:
-    hosts = applied.lab.hosts[:3]
+    hosts = applied.lab.hosts
     edited, others = hosts[1], (hosts[0], hosts[2])
     before = {host.name: applied.processes(host) for host in hosts}
     engines = applied.look(edited, "pgrep -u sbctl-engine | sort")
@@ -347,5 +347,5 @@ def test_H1_no_secret_is_on_any_host_or_on_the_operators_machine(applied: Site) 
 
 def test_the_last_word_leaves_nothing_anywhere(applied: Site) -> None:
     applied.world.sbctl("destroy", "--yes", expect=0)
-    for host in applied.lab.hosts[:3]:
+    for host in applied.lab.hosts:
         assert applied.left(host) == set(), host.name

@@ -144,6 +144,6 @@ def test_a_change_is_served_and_destroy_leaves_nothing_behind(quickstart: Operat
     assert not quickstart.listens(quickstart.admin_port)
     assert not quickstart.prefix.exists()
     left = sorted(path.name for path in quickstart.fleet.rglob("*") if path.is_file())
-    assert left == sorted(["sb.yml", "models.yaml", "state.db", "fence.json", "backup.json", "lock"])
+    assert left == sorted(["sb.yml", "models.yaml", "state.db", "fence.json", "backup.json", "lock", "seen.json"])
     assert [path.name for path in quickstart.home.rglob("*") if path.is_file()] == ["operator.key"]
     quickstart.sbctl("destroy", "--yes", save=False, expect=0)

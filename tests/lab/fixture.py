@@ -26,7 +26,7 @@ LAB_NUMBER = int(os.environ.get("SBCTL_LAB", "0"))
 """Several labs can run on one machine; a test run uses one."""
 ROOT = Path(f"/run/sbctl-lab-{LAB_NUMBER}")
 LOCK = Path(f"/run/sbctl-lab-{LAB_NUMBER}.lock")
-HOST_COUNT = 4
+HOST_COUNT = 3
 SUDO_PASSWORD = "correct horse"
 WAIT_FOR_OTHER_RUN_S = 600
 COMMANDS = ("ip", "unshare", "nsenter", "setpriv", "ssh-keygen", "sshd", "mountpoint")
@@ -85,10 +85,14 @@ class LabHost:
 
 
 class Lab:
-    """All hosts. What one test does to a host, it undoes: `heal` after `cut`, `start` after `kill`, files by `pristine`."""
+    """All hosts. What one test does to a host, it undoes: `heal` after `cut`, `start` after `kill`, files by `pristine`.
+
+    `bastion` is one more, that only those use who need a jump beside all of `hosts`.
+    """
 
     def __init__(self, hosts: Sequence[LabHost]) -> None:
         self.hosts = tuple(hosts)
+        self.bastion = LabHost(len(self.hosts) + 1)
 
     def kill(self, host: LabHost) -> None:
         """Power loss."""
@@ -184,9 +188,9 @@ def booted(count: int) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Four hosts, h1 to h4."""
+    """Three hosts, h1 to h3, and a bastion, h4."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with booted(HOST_COUNT) as running:
-        yield running
+    with booted(HOST_COUNT + 1) as running:
+        yield Lab(running.hosts[:HOST_COUNT])
