@@ -170,7 +170,7 @@ def bare(lab: Lab) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def site(bare: Lab) -> Iterator[Site]:
     """Trusted and given an authority; nothing is applied yet."""
-    first, second, third, bastion = bare.hosts
+    (first, second, third), bastion = bare.hosts, bare.bastion
     with new_world() as world:
         key = world.root / "operator.pem"
         key.write_bytes(SigningKey.generate().to_pem(Secret(PASSPHRASE.encode())).reveal())
@@ -207,7 +207,7 @@ def site(bare: Lab) -> Iterator[Site]:
             },
             "origins": {"ai.internal": {"action": world.serving(chat=["small"])}},
         }
-        before = {host.name: _traces(host, bastion) for host in bare.hosts}
+        before = {host.name: _traces(host, bastion) for host in (*bare.hosts, bare.bastion)}
         words = [word.encode() for word in SECRETS]
         # Hosts are namespaces of this machine, so its process list has theirs.
         with SecretWatch(words, _of_the_product, every_s=0.5) as watch:
@@ -347,5 +347,5 @@ def test_H1_no_secret_is_on_any_host_or_on_the_operators_machine(applied: Site) 
 
 def test_the_last_word_leaves_nothing_anywhere(applied: Site) -> None:
     applied.world.sbctl("destroy", "--yes", expect=0)
-    for host in applied.lab.hosts:
+    for host in (*applied.lab.hosts, applied.bastion):
         assert applied.left(host) == set(), host.name
