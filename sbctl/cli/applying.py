@@ -183,9 +183,13 @@ def _on_new_state(workspace: Workspace, found: Planned) -> Planned:
 
 
 def _note_only(workspace: Workspace, request: ApplyRequest, found: Planned) -> None:
-    """Nothing changes on any host; the state learns what it has to know of how they are reached, kept and protected."""
+    """Nothing changes on any host; the state learns what it has to know of how they are reached, kept and protected.
+
+    What a run that was killed had begun is settled too: the hosts were read, and there is nothing of it to do.
+    """
     current = list(outdated(found.plan.changes)) if found.plan.mode == "apply" else []
-    if not current:
+    unsettled = workspace.state is not None and bool(workspace.state.open_intents)
+    if not current and not unsettled:
         return
     wanted = effective_desired(found.inputs, PROVIDERS).desired
     run = workspace.store.begin_run(run_info(request.command, workspace.environ, workspace.directory), wanted.values())

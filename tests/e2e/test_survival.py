@@ -122,3 +122,20 @@ def test_a_failed_apply_as_json_names_host_step_cause_and_next_step(changing: Op
     assert row["error"]["code"]
     assert row["error"]["message"]
     assert row["next_step"] or row["error"]["next_step"]
+
+
+def test_what_a_killed_run_had_only_intended_is_settled_by_the_next_one_that_finds_nothing_to_do(
+    changing: OperatorWorld,
+) -> None:
+    changing.deployments["chat"]["max_concurrency"] = 5
+    killed = changing.sbctl("apply", "--yes", env={"SBCTL_TESTING": "1", "SBCTL_CRASH_AT": "2"})
+    assert killed.code == -9
+    assert changing.sbctl("state", "list", "--format", "json", expect=0).json()["open_intents"]
+    changing.deployments["chat"]["max_concurrency"] = changing.base["proxy"]["model_host"]["deployments"]["chat"][
+        "max_concurrency"
+    ]
+    changing.sbctl("apply", "--yes", expect=0)
+    assert changing.sbctl("state", "list", "--format", "json", expect=0).json()["open_intents"] == []
+    serial = changing.sbctl("state", "list", "--format", "json", expect=0).json()["serial"]
+    changing.sbctl("apply", "--yes", expect=0)
+    assert changing.sbctl("state", "list", "--format", "json", expect=0).json()["serial"] == serial
