@@ -24,7 +24,7 @@ PIN = "SHA256:uNiVztksCsDhcc0u9e8BgrJXVGDMt8CKiKMCbvtCd0c"
 
 ASKING: dict[str, tuple[tuple[str, ...], str]] = {
     "apply": (("apply",), "apply.not_confirmed"),
-    "rollback": (("rollback", "2"), "apply.not_confirmed"),
+    "rollback": (("rollback",), "apply.not_confirmed"),
     "destroy": (("destroy",), "apply.not_confirmed"),
     "host forget": (("host", "forget", "local"), "apply.not_confirmed"),
     "host forget --lost": (("host", "forget", "local", "--lost"), "apply.not_confirmed"),
@@ -111,10 +111,10 @@ WAYS = (silently, on_a_runner_s_terminal)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_would_ask_before_it_changes_something_ends(changing: OperatorWorld, command: str, way: Any) -> None:
     arguments, code = ASKING[command]
-    if len(changing.sbctl("state", "history", "--format", "json", expect=0).json()["runs"]) < 3:
-        for width in (5, 2):
-            changing.deployments["chat"]["max_concurrency"] = width
-            changing.sbctl("apply", "--yes", expect=0)
+    if command == "rollback":
+        arguments = ("rollback", str(changing.sbctl("state", "list", "--format", "json", expect=0).json()["serial"]))
+        changing.deployments["chat"]["max_concurrency"] = 5
+        changing.sbctl("apply", "--yes", expect=0)
     changing.deployments["chat"]["max_concurrency"] = 7
     before = changing.sbctl("state", "pull", expect=0).out
     ended, said = way(changing, *arguments)
