@@ -90,7 +90,7 @@ def executed(
         for ended in as_completed([pool.submit(run, name) for name in connections]):
             yield ended.result()
     except BaseException:
-        # Ctrl-C: nothing new begins, and nobody waits for what runs.
+        # Ctrl-C: nothing new begins, and what runs is ended, so that nobody waits for it.
         pool.shutdown(wait=False, cancel_futures=True)
         for end in ends:
             end()

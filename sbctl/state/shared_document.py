@@ -238,7 +238,12 @@ def with_move(raw: Json, to: str) -> Json:
 
 
 def _invalid(what: str, place: str) -> InputError:
-    return InputError("state.document_invalid", f"the shared state is not one: {what}", place=place)
+    return InputError(
+        "state.document_invalid",
+        f"the shared state is not one: {what}",
+        place=place,
+        next_step="check fleet.state: its address must be this fleet's own; an older copy goes back by sbctl state push --force FILE",
+    )
 
 
 def parse_shared(data: bytes, *, place: str) -> SharedState:

@@ -43,6 +43,7 @@ from sbctl.trust.identity import (
     parse_claims,
 )
 from sbctl.trust.node_identity import NodeIdentityFiles, verify_node_identity
+from tests.simulators.failing_files import FullAt
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 CLAIMS = IdentityClaims(
@@ -337,42 +338,10 @@ def test_a_copy_without_keys_can_plan_and_not_issue(authority: Authority) -> Non
 # D19
 
 
-class _Failing(fs.FileOps):
-    """The n-th system call fails."""
-
-    def __init__(self, fail_at: int) -> None:
-        self.left = fail_at
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise OSError(28, "No space left on device")
-
-    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        self._count()
-        return super().open(path, flags, mode)
-
-    def write(self, fd: int, data: bytes | memoryview) -> int:
-        self._count()
-        return super().write(fd, data)
-
-    def fsync(self, fd: int) -> None:
-        self._count()
-        super().fsync(fd)
-
-    def rename(self, source: str, target: str) -> None:
-        self._count()
-        super().rename(source, target)
-
-    def mkdir(self, path: str, mode: int) -> None:
-        self._count()
-        super().mkdir(path, mode)
-
-
 def test_D19_init_is_whole_or_nothing_whichever_call_fails(tmp_path: Path) -> None:
     directory = tmp_path / "fleet" / "cluster"
     for number in range(1, 400):
-        ops = _Failing(number)
+        ops = FullAt(number)
         with fs.use_ops(ops):
             try:
                 made(directory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import copy
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,12 +12,12 @@ from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import LockedError, SbctlError
 from sbctl.node.lease import LeaseClaim
 from sbctl.remote.session import HostSession, open_session
+from tests.lab.fake_engine_fleet import fleet_of, hosts_with_engine
 from tests.lab.fixture import Lab, LabHost
-from tests.simulators.operator_world import FAKE, OperatorWorld, new_world
+from tests.simulators.operator_world import OperatorWorld
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
-PROGRAM = "/usr/local/bin/llama-server"
 THEIRS = LeaseClaim("ci@runner", "apply serial 99", "lineage", "99-other")
 OURS = "/etc/sbctl /opt/sbctl /var/lib/sbctl /var/cache/sbctl"
 LEASE = "/var/lib/sbctl/lease.json"
@@ -27,31 +25,14 @@ LEASE = "/var/lib/sbctl/lease.json"
 
 @pytest.fixture(scope="module")
 def hosts(lab: Lab) -> Iterator[tuple[LabHost, LabHost]]:
-    first, second = lab.hosts[1:3]
-    for host in (first, second):
-        lab.pristine(host)
-        host.ssh(f"echo {base64.b64encode(FAKE.read_bytes()).decode()} | base64 -d > {PROGRAM}; chmod 755 {PROGRAM}")
-    yield first, second
-    for host in (first, second):
-        lab.pristine(host)
-        host.ssh(f"rm -f {PROGRAM}*")
+    with hosts_with_engine(lab) as chosen:
+        yield chosen
 
 
 @pytest.fixture(scope="module")
 def fleet(hosts: tuple[LabHost, LabHost], lab: Lab) -> Iterator[OperatorWorld]:
-    with new_world() as world:
-        world.config = {
-            **copy.deepcopy(world.base),
-            "fleet": {
-                "ssh": {"user": "root", "identity_file": hosts[0].identity_file},
-                "defaults": {"delivery": "push"},
-                "hosts": {host.name: {"address": host.address, "host_key": host.fingerprint} for host in hosts},
-            },
-        }
-        world.config["proxy"]["model_host"]["engines"] = {"llama_cpp": {"launch": "binary", "path": PROGRAM}}
+    with fleet_of(hosts, lab) as world:
         yield world
-        for host in hosts:
-            lab.pristine(host)
 
 
 def _session(host: LabHost) -> HostSession:

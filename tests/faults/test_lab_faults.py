@@ -5,8 +5,6 @@ The other host goes on; the one that is gone has its row, its cause and its next
 
 from __future__ import annotations
 
-import base64
-import copy
 import os
 import random
 import time
@@ -16,44 +14,27 @@ import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.state.store import StateStore
+from tests.lab.fake_engine_fleet import fleet_of, hosts_with_engine
 from tests.lab.fixture import Lab, LabHost
 from tests.simulators.kill_loop import fresh_seed
-from tests.simulators.operator_world import FAKE, Done, OperatorWorld, new_world
+from tests.simulators.operator_world import Done, OperatorWorld
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 SEED = fresh_seed()
-PROGRAM = "/usr/local/bin/llama-server"
 
 
 @pytest.fixture(scope="module")
 def hosts(lab: Lab) -> Iterator[tuple[LabHost, LabHost]]:
     """h2 has the accidents, h3 goes on."""
-    gone, other = lab.hosts[1:3]
-    for host in (gone, other):
-        lab.pristine(host)
-        host.ssh(f"echo {base64.b64encode(FAKE.read_bytes()).decode()} | base64 -d > {PROGRAM}; chmod 755 {PROGRAM}")
-    yield gone, other
-    for host in (gone, other):
-        lab.pristine(host)
-        host.ssh(f"rm -f {PROGRAM}*")
+    with hosts_with_engine(lab) as chosen:
+        yield chosen
 
 
 @pytest.fixture
 def fleet(hosts: tuple[LabHost, LabHost], lab: Lab) -> Iterator[OperatorWorld]:
-    with new_world() as world:
-        world.config = {
-            **copy.deepcopy(world.base),
-            "fleet": {
-                "ssh": {"user": "root", "identity_file": hosts[0].identity_file},
-                "defaults": {"delivery": "push"},
-                "hosts": {host.name: {"address": host.address, "host_key": host.fingerprint} for host in hosts},
-            },
-        }
-        world.config["proxy"]["model_host"]["engines"] = {"llama_cpp": {"launch": "binary", "path": PROGRAM}}
+    with fleet_of(hosts, lab) as world:
         yield world
-        for host in hosts:
-            lab.pristine(host)
 
 
 def update(world: OperatorWorld) -> None:

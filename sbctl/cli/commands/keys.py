@@ -104,6 +104,7 @@ def rotate(file: File = Path("sb.yml"), lock_timeout: LockTimeout = 0.0) -> int:
     """Make a new key for this machine and list it beside the old one. Then: apply, and `key remove NAME.retiring`."""
     from sbctl.cli.fleet_setup import held_state
     from sbctl.cli.key_changes import RETIRING, key_place, with_rotated
+    from sbctl.cli.signing import require_member
     from sbctl.cli.workspace import Workspace
     from sbctl.state.operator import run_info
     from sbctl.trust.keys import load_key_file
@@ -115,9 +116,9 @@ def rotate(file: File = Path("sb.yml"), lock_timeout: LockTimeout = 0.0) -> int:
     with held_state(workspace, "sbctl key rotate", lock_timeout):
         state = workspace.require_state()
         declared = workspace.loaded.signers if workspace.file.exists() else None
-        with_rotated(declared if declared is not None else state.signers, own, own)
-        successor = place.make_successor()
-        name, signers = with_rotated(declared if declared is not None else state.signers, own, successor)
+        listed_now = declared if declared is not None else state.signers
+        require_member(own, listed_now)
+        name, signers = with_rotated(listed_now, own, place.make_successor())
         if declared is not None:
             note("sb.yml lists the signers; these two lines take the place of the one for this key:")
             for listed in (name, f"{name}{RETIRING}"):

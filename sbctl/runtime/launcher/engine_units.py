@@ -58,7 +58,10 @@ class EngineUnits:
                 raise RefusedError("launcher.refused", "this token has an engine already", place="token")
             if len(known) >= _MAX_ENGINES:
                 raise RefusedError(
-                    "launcher.too_many", f"{len(known)} engines run on this host; that is the most there may be"
+                    "launcher.too_many",
+                    f"{len(known)} engines run on this host; that is the most there may be",
+                    place=spec.unit,
+                    next_step="give this host fewer deployments or replicas",
                 )
             if spec.unix_path is not None:
                 self._make_directory(spec, owners)

@@ -19,6 +19,7 @@ from sbctl.runtime.nodeops.certificate_ops import install_certificate, remove_ce
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.trust.authority import Authority
 from sbctl.trust.identity import Grant
+from tests.simulators.failing_files import FullAt
 
 ROLES: Any = ("worker",)
 
@@ -182,38 +183,12 @@ def test_a_runtime_without_identity_is_not_asked(signer: Signer, runtime: Any) -
     assert [request[:2] for request in runtime.requests] == [("GET", "/control/v1/status")]
 
 
-class _Failing(fs.FileOps):
-    def __init__(self, fail_at: int) -> None:
-        self.left = fail_at
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise OSError(28, "No space left on device")
-
-    def write(self, fd: int, data: bytes | memoryview) -> int:
-        self._count()
-        return super().write(fd, data)
-
-    def fsync(self, fd: int) -> None:
-        self._count()
-        super().fsync(fd)
-
-    def rename(self, source: str, target: str) -> None:
-        self._count()
-        super().rename(source, target)
-
-    def symlink(self, value: str, path: str) -> None:
-        self._count()
-        super().symlink(value, path)
-
-
 def test_whichever_write_fails_one_whole_identity_is_in_use(
     signer: Signer, context: NodeContext, files: IdentityFiles
 ) -> None:
     signer.installed()
     for number in range(1, 200):
-        ops = _Failing(number)
+        ops = FullAt(number)
         try:
             with fs.use_ops(ops):
                 install_certificate(context, signer.install(signer.asked()))
