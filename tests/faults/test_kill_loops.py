@@ -23,6 +23,7 @@ from tests.simulators.kill_loop import (
     Operation,
     Round,
     Victim,
+    every_nth,
     fresh_seed,
     quick_world,
 )
@@ -115,10 +116,10 @@ def test_B1_sbctl_killed_at_every_step_boundary(loop: KillLoop, operation: Opera
         if earlier == operation:
             break
         loop.bring(earlier)
-    boundary = 1
+    boundary, stride = every_nth()
     while loop.play(operation, "sbctl", Moment(boundary=boundary)):
         loop.bring(BACK[operation])
-        boundary += 1
+        boundary += stride
     assert boundary > 20, loop.story()
 
 

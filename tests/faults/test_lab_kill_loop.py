@@ -3,7 +3,8 @@
     round = operation: killed at a boundary ► another checkout, link cut at a random byte ► a third checkout converges
     afterwards: plan and drift agree, one runtime, the engines asked for, nothing temporary; after a removal nothing at all
 
-A failed round prints its seed; SBCTL_KILL_SEED=<seed> draws the same boundaries and bytes again.
+A failed round prints its seed; SBCTL_KILL_SEED=<seed> draws the same boundaries and bytes again, and SBCTL_SOAK_PART=2/5
+plays a fifth of the loop over all boundaries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 
 from tests.lab.fixture import Lab, LabHost
 from tests.simulators.cut_link import CutLink, cut_link
-from tests.simulators.kill_loop import fresh_seed
+from tests.simulators.kill_loop import every_nth, fresh_seed
 from tests.simulators.operator_world import FAKE, Done, OperatorWorld, new_world
 from tests.simulators.state_server import StateServer, serving
 
@@ -189,11 +190,11 @@ def test_B1_killed_at_every_step_boundary_another_checkout_converges(loop: Loop,
     before: dict[Operation, tuple[Operation, ...]] = {"create": (), "update": ("create",), "destroy": ("create",)}
     for earlier in before[operation]:
         loop.converge(earlier)
-    boundary = 1
+    boundary, stride = every_nth()
     while loop.play(operation, boundary=boundary):
         for other in BACK[operation]:
             loop.converge(other)
-        boundary += 1
+        boundary += stride
     assert boundary > 15, loop.story()
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "Operation",
     "Round",
     "Victim",
+    "every_nth",
     "fresh_seed",
     "quick_world",
 ]
@@ -75,6 +76,12 @@ _TEMPORARY: Final = re.compile(r"\.sbctl-tmp-|\.staging|\.part$|-journal$")
 def fresh_seed() -> int:
     """Given by SBCTL_KILL_SEED when the module is imported, else new."""
     return int(os.environ.get("SBCTL_KILL_SEED") or random.SystemRandom().randrange(1 << 31))
+
+
+def every_nth() -> tuple[int, int]:
+    """First and stride of a loop over boundaries: SBCTL_SOAK_PART=2/5 plays 2, 7, 12, …, so that five machines play them all."""
+    part, _, parts = (os.environ.get("SBCTL_SOAK_PART") or "1/1").partition("/")
+    return int(part), int(parts)
 
 
 @dataclass(frozen=True)
