@@ -16,7 +16,7 @@ from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
 from sbctl.base.ids import Address
 from sbctl.config.compiled import CompiledDeployment, CompiledOrigin
-from sbctl.trust.bundle import DeploymentMember, OriginMember
+from sbctl.trust.bundle import AdapterMember, DeploymentMember, OriginMember
 
 __all__ = ["MemberCompiler", "artifact_name", "facts_dump", "stands_on"]
 
@@ -26,8 +26,12 @@ Member = tuple[dict[str, Any], str]
 
 def facts_dump(facts: ArtifactFacts) -> tuple[str, dict[str, Any]]:
     """Without the catalog's own digest: it changes with every entry of the catalog, and would change what uses none of them."""
-    text = facts.model_copy(update={"catalog_digest": None}).model_dump_json()
+    text = _named(facts).model_dump_json()
     return text, _loaded(text)
+
+
+def _named(facts: ArtifactFacts) -> ArtifactFacts:
+    return facts.model_copy(update={"catalog_digest": None})
 
 
 @lru_cache(maxsize=4096)
@@ -55,6 +59,8 @@ class MemberCompiler:
         key = (
             *(id(part) for part in (deployment.model, deployment.artifact, deployment.engine_policy)),
             deployment.engine,
+            tuple(id(adapter) for adapter in deployment.adapters),
+            deployment.mode,
             deployment.context_length,
             deployment.max_concurrency,
             deployment.cold_start,
@@ -81,7 +87,7 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
     return DeploymentMember(
         model=deployment.artifact.model,
         variant=deployment.artifact.variant,
-        artifact=deployment.artifact.model_copy(update={"catalog_digest": None}),
+        artifact=_named(deployment.artifact),
         engine=engine_policy(deployment),
         replicas=model.replicas,
         pull=model.pull,
@@ -93,14 +99,20 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
         queue_timeout_ms=model.queue_timeout_ms,
         rollout=model.rollout,
         context_length=deployment.context_length,
+        mode=deployment.mode,
+        kv_quant=model.kv_quant,
+        adapters=tuple(
+            AdapterMember(artifact=_named(adapter.artifact), scale=adapter.scale) for adapter in deployment.adapters
+        ),
         extra_args=tuple(model.extra_args),
     )
 
 
 def stands_on(host: str, deployment_spec: Mapping[str, Any]) -> frozenset[Address]:
-    """What one deployment needs on its host before the bundle may name it: its engine and its artifact."""
+    """What one deployment needs on its host before the bundle may name it: its engine and its artifacts."""
     engine = Address("engine", host, deployment_spec["engine"]["engine"])
-    return frozenset({engine, Address("artifact", host, artifact_name(deployment_spec["artifact"]))})
+    weights = (deployment_spec["artifact"], *(each["artifact"] for each in deployment_spec.get("adapters", ())))
+    return frozenset({engine, *(Address("artifact", host, artifact_name(facts)) for facts in weights)})
 
 
 def artifact_name(facts: Mapping[str, Any]) -> str:

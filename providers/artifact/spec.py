@@ -7,6 +7,7 @@ from typing import Any
 
 from providers.members import artifact_name, facts_dump
 from providers.resource import desired_resource
+from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired
@@ -19,8 +20,8 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
     fingerprints: dict[tuple[str, str, bool], tuple[dict[str, Any], str]] = {}
     for host in config.hosts.values():
         after = frozenset({Address("runtime", host.name)})
-        for name, (deployment, fetched) in _needed(host).items():
-            facts_text, facts = facts_dump(deployment.artifact)
+        for name, (artifact, deployment, fetched) in _needed(host).items():
+            facts_text, facts = facts_dump(artifact)
             key = (facts_text, deployment.delivery, fetched)
             if key not in fingerprints:
                 spec = {"facts": facts, "delivery": deployment.delivery, "fetched": fetched}
@@ -32,15 +33,16 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             )
 
 
-def _needed(host: CompiledHost) -> Mapping[str, tuple[CompiledDeployment, bool]]:
+def _needed(host: CompiledHost) -> Mapping[str, tuple[ArtifactFacts, CompiledDeployment, bool]]:
     """By name; fetched before the bundle as soon as one of the deployments asks for it."""
-    needed: dict[str, tuple[CompiledDeployment, bool]] = {}
+    needed: dict[str, tuple[ArtifactFacts, CompiledDeployment, bool]] = {}
     for deployment in host.deployments.values():
-        name = artifact_name({"model": deployment.artifact.model, "variant": deployment.artifact.variant})
         model = deployment.model
         fetched = model.pull == "on_boot" or model.warm or deployment.delivery == "push"
-        first, earlier = needed.get(name, (deployment, False))
-        needed[name] = (first, earlier or fetched)
+        for artifact in deployment.artifacts:
+            name = artifact_name({"model": artifact.model, "variant": artifact.variant})
+            facts, first, earlier = needed.get(name, (artifact, deployment, False))
+            needed[name] = (facts, first, earlier or fetched)
     return needed
 
 

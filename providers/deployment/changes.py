@@ -17,8 +17,10 @@ from sbctl.plan.paths import split_path
 __all__ = ["diff"]
 
 _ENGINE_FIELDS: Final = frozenset(
-    {"model", "variant", "engine", "max_concurrency", "context_length", "threads", "extra_args"}
-)
+    {
+        "model", "variant", "engine", "max_concurrency", "context_length", "threads", "mode", "kv_quant", "adapters", "extra_args",
+    }
+)  # fmt: skip
 """A change of one of these needs another engine process; the others change how requests are queued."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from providers.members import MemberCompiler, stands_on
+from providers.members import MemberCompiler, artifact_name, stands_on
 from providers.resource import desired_resource
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired
@@ -29,4 +29,8 @@ def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The whole spec, with the files of the artifact as the short name of their content."""
     facts = spec["artifact"]
     artifact = {name: facts[name] for name in ("source", "revision", "mirrors", "license", "min_memory_bytes")}
-    return {**spec, "artifact": {"content": facts["artifact"][:12], **artifact}}
+    adapters = [
+        {"name": artifact_name(each["artifact"]), "content": each["artifact"]["artifact"][:12], "scale": each["scale"]}
+        for each in spec.get("adapters", ())
+    ]
+    return {**spec, "adapters": adapters, "artifact": {"content": facts["artifact"][:12], **artifact}}

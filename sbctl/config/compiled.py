@@ -19,12 +19,13 @@ from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.config.host_lock import LOCK_NAME
 from sbctl.config.models import DeploymentModel, EngineModel, ModelHostModel, ProxyModel
 from sbctl.node.python_archive import PythonArchive
-from sbctl.trust.bundle import ApiKeyEntry
+from sbctl.trust.bundle import ApiKeyEntry, EngineMode
 
 if TYPE_CHECKING:
     from sbctl.trust.authority import AuthorityFacts
 
 __all__ = [
+    "CompiledAdapter",
     "CompiledConfig",
     "CompiledDeployment",
     "CompiledHost",
@@ -50,6 +51,14 @@ class SecretRef:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledAdapter:
+    """A LoRA adapter of a deployment: its file, and how strongly it is applied."""
+
+    artifact: ArtifactFacts
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledDeployment:
     """One deployment on one host: the user's fields with defaults filled in, and what the catalog says about its model."""
 
@@ -64,6 +73,14 @@ class CompiledDeployment:
     cold_start: Literal["wait", "reject", "fallback"]
     delivery: Delivery
     span: SourceSpan | None = None
+    mode: EngineMode = "chat"
+    """By the modality of the model."""
+    adapters: tuple[CompiledAdapter, ...] = ()
+
+    @property
+    def artifacts(self) -> tuple[ArtifactFacts, ...]:
+        """All weights that the deployment needs: the model's, then its adapters'."""
+        return (self.artifact, *(adapter.artifact for adapter in self.adapters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from sbctl.catalog.resolve import DeviceProfile, resolve
 from sbctl.config.availability import check_cluster, check_proxy, check_tls, not_available
 from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.checks import check_origins, check_proxy_rules
-from sbctl.config.compiled import CompiledDeployment
+from sbctl.config.compiled import CompiledAdapter, CompiledDeployment
 from sbctl.config.diagnose import Report, report_expansion, validated
 from sbctl.config.document import ABSENT, Document, Path, child
 from sbctl.config.interpolate import Variables, expanded
@@ -29,10 +29,13 @@ from sbctl.config.origins import OriginModel, OriginName
 from sbctl.config.planes import Foreign, without_foreign
 from sbctl.config.served import report_foreign, served_origins
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_versions
+from sbctl.trust.bundle import EngineMode
 
 __all__ = ["HostView", "HostViewBuilder", "layers_at"]
 
 _VLLM_ONLY = ("chunked_prefill", "tool_call_parser", "swap_space_gib", "cpu_offload_gib")
+_MODES: Mapping[str, EngineMode] = {"chat": "chat", "embedding": "embedding", "rerank": "rerank"}
+"""Modality of the catalog → what an engine is started as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,9 @@ class HostViewBuilder:
                 message = f"{field_name} is for vllm only, and this deployment runs on {engine}"
                 self.report.add("config.conflict", message, view.value_span((*path, field_name)))
         policy = self._policy(deployment, settings.get("llama_cpp"), view, path)
-        if policy is None:
+        mode = self._mode(deployment, resolution.entry.model.modality, view, path)
+        adapters = self._adapters(deployment, view, catalog, path)
+        if policy is None or mode is None or adapters is None:
             return None
         return CompiledDeployment(
             id=name,
@@ -189,7 +194,33 @@ class HostViewBuilder:
             cold_start=deployment.cold_start or "wait",
             delivery="pull",
             span=view.key_span(path),
+            mode=mode,
+            adapters=adapters,
         )
+
+    def _mode(self, deployment: DeploymentModel, modality: str, view: View, path: Path) -> EngineMode | None:
+        mode = _MODES.get(modality)
+        if mode is not None:
+            return mode
+        sentence = f"{deployment.model} is for {modality}, which llama_cpp does not serve in this version of sbctl"
+        remedy = "llama_cpp serves models for chat, embedding and rerank"
+        not_available(self.report, view, (*path, "model"), sentence, remedy=remedy)
+        return None
+
+    def _adapters(
+        self, deployment: DeploymentModel, view: View, catalog: Catalog, path: Path
+    ) -> tuple[CompiledAdapter, ...] | None:
+        found = []
+        for index, lora in enumerate(deployment.lora):
+            try:
+                facts = resolve(catalog, lora.model, lora.variant, engine="llama_cpp", device=DeviceProfile()).facts
+            except InputError as error:
+                where = "variant" if error.code == "catalog.unknown_variant" else "model"
+                notes = [] if error.next_step is None else [error.next_step]
+                self.report.add(error.code, error.message, view.value_span((*path, "lora", index, where)), notes=notes)
+                return None
+            found.append(CompiledAdapter(facts, lora.scale))
+        return tuple(found)
 
     def _policy(
         self, deployment: DeploymentModel, written: EngineModel | None, view: View, path: Path

@@ -33,6 +33,8 @@ def served_meaning(
                     "engine": each.engine,
                     "policy": each.engine_policy.model_dump(mode="json"),
                     "context_length": each.context_length,
+                    "mode": each.mode,
+                    "adapters": [[adapter.artifact.artifact, adapter.scale] for adapter in each.adapters],
                 }
                 for name, each in deployments.items()
             },

@@ -36,6 +36,7 @@ __all__ = [
     "ChunkedPrefillModel",
     "DeploymentModel",
     "EngineModel",
+    "LoraModel",
     "ModelHostModel",
     "OperatorModel",
     "ProxyModel",
@@ -93,6 +94,16 @@ class ChunkedPrefillModel(Block):
     )
 
 
+class LoraModel(Block):
+    noun: ClassVar[str] = "a LoRA adapter"
+
+    model: PlainText = Field(description="Which adapter, by its id in the catalog; a GGUF file made for this model.")
+    variant: Id | None = Field(default=None, description="Which of its variants. Unset: the first that fits.")
+    scale: float = Field(
+        default=1.0, ge=-16, le=16, allow_inf_nan=False, description="How strongly it is applied to every answer."
+    )
+
+
 class DeploymentModel(Block):
     noun: ClassVar[str] = "a deployment"
 
@@ -129,6 +140,13 @@ class DeploymentModel(Block):
     )
     engine: Literal["auto", "vllm", "sglang", "llama_cpp", "mistralrs"] = Field(
         default="auto", description="Which engine. auto: llama_cpp for gguf, vllm otherwise."
+    )
+    kv_quant: Literal["auto", "f16", "fp8", "int8", "int4"] = Field(
+        default="auto",
+        description="How the engine holds the attention cache. llama.cpp: f16 as it is, fp8 and int8 as q8_0, int4 as q4_0.",
+    )
+    lora: Items[LoraModel] = Field(
+        default=(), max_length=16, description="LoRA adapters that the engine loads with the model. llama_cpp only."
     )
     rollout: Literal["rolling", "recreate"] = Field(
         default="rolling",

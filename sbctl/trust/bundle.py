@@ -18,11 +18,14 @@ from sbctl.base.limits import JSON_INT_MAX
 __all__ = [
     "BUNDLE_PAYLOAD_TYPE",
     "TRUST_PAYLOAD_TYPE",
+    "AdapterMember",
     "ApiKeyEntry",
     "BundleContent",
     "BundlePayload",
     "DeploymentMember",
+    "EngineMode",
     "EnginePolicy",
+    "KvQuant",
     "OriginMember",
     "TrustSet",
     "content_digest",
@@ -48,6 +51,20 @@ class EnginePolicy(_Part):
     path: str | None = None
 
 
+KvQuant = Literal["auto", "f16", "fp8", "int8", "int4"]
+"""How an engine holds the attention cache; each engine has its own nearest type."""
+
+EngineMode = Literal["chat", "embedding", "rerank"]
+"""What an engine answers: text, vectors, or scores."""
+
+
+class AdapterMember(_Part):
+    """A LoRA adapter that the engine loads with the model and applies to every answer, `scale` strong."""
+
+    artifact: ArtifactFacts
+    scale: float = Field(ge=-16, le=16, allow_inf_nan=False)
+
+
 class DeploymentMember(_Part):
     """One deployment as a runtime must run it; every default is written out, so a bundle needs no defaults on the node."""
 
@@ -67,6 +84,9 @@ class DeploymentMember(_Part):
     context_length: int = Field(gt=0)
     """Tokens per request slot; the engine gets this times max_concurrency."""
     threads: int | None = Field(default=None, ge=1, le=1024)
+    mode: EngineMode = "chat"
+    kv_quant: KvQuant = "auto"
+    adapters: tuple[AdapterMember, ...] = Field(default=(), max_length=16)
     extra_args: tuple[str, ...] = ()
 
 
