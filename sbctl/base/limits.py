@@ -94,3 +94,15 @@ DOWNLOAD_STALL_S: Final = 60.0
 DOWNLOAD_MAX_REDIRECTS: Final = 5
 DOWNLOAD_ATTEMPTS: Final = 4
 INDEX_PAGE_MAX_BYTES: Final = 32 * MIB
+
+# Weight files
+GGUF_HEADER_MAX_BYTES: Final = 64 * MIB
+"""Read of a file to know its header."""
+GGUF_KEYS_MAX: Final = 65_536
+GGUF_TENSORS_MAX: Final = 131_072
+GGUF_STRINGS_MAX: Final = 2_097_152
+"""Texts in arrays of one header: tokens and merges of a vocabulary."""
+SAFETENSORS_HEADER_MAX_BYTES: Final = 16 * MIB
+SAFETENSORS_TENSORS_MAX: Final = 65_536
+MODEL_JSON_MAX_BYTES: Final = 16 * MIB
+"""Of a JSON file beside weights."""
