@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+import re
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
 
 from sbctl.base.errors import InputError
 from sbctl.base.limits import JSON_INT_MAX, JSON_MAX_DEPTH
 
-__all__ = ["dump_pretty", "loads"]
+__all__ = ["Member", "dump_pretty", "loads", "members"]
 
 
 def _refuse(what: str) -> NoReturn:
@@ -46,46 +48,104 @@ def _real(text: str) -> float:
     return value
 
 
+_STRINGS_AND_BRACKETS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+
+
 def _check_depth(data: bytes, max_depth: int) -> None:
     depth = 0
-    in_string = escaped = False
-    for byte in data:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in (0x5B, 0x7B):
+    for found in _STRINGS_AND_BRACKETS.finditer(data):
+        first = data[found.start()]
+        if first in (0x5B, 0x7B):
             depth += 1
             if depth > max_depth:
                 _refuse(f"the document is nested deeper than {max_depth}")
-        elif byte in (0x5D, 0x7D):
+        elif first in (0x5D, 0x7D):
             depth -= 1
 
 
-def loads(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> Any:
-    """Parse UTF-8 JSON. Raises InputError `json.invalid` or `json.too_large`, never a decoder's exception."""
+def _checked_text(data: bytes, max_bytes: int, max_depth: int) -> str:
     if len(data) > max_bytes:
         raise InputError("json.too_large", f"the document has {len(data)} bytes; at most {max_bytes} are read")
     if data.count(b"[") + data.count(b"{") > max_depth:
         _check_depth(data, max_depth)
     try:
-        text = data.decode("utf-8")
-        value = json.loads(
-            text, object_pairs_hook=_no_duplicates, parse_constant=_constant, parse_int=_integer, parse_float=_real
-        )
-        text.encode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
         _refuse("the document is not UTF-8")
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_no_duplicates, parse_constant=_constant, parse_int=_integer, parse_float=_real
+)
+_NOT_JSON = "the document is not JSON"
+
+
+def loads(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> Any:
+    """Parse UTF-8 JSON. Raises InputError `json.invalid` or `json.too_large`, never a decoder's exception."""
+    text = _checked_text(data, max_bytes, max_depth)
+    try:
+        if text.startswith("\ufeff"):
+            _refuse("the document begins with a byte order mark")
+        return _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        _refuse(f"the document is not JSON: {error.msg} at line {error.lineno}, column {error.colno}")
+        _refuse(f"{_NOT_JSON}: {error.msg} at line {error.lineno}, column {error.colno}")
     except RecursionError:
         _refuse(f"the document is nested deeper than {max_depth}")
-    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of an object: its value, and where that value stands in the text."""
+
+    value: Any
+    start: int
+    end: int
+
+
+def _space_end(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at
+
+
+def members(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> tuple[str, dict[str, Member]]:
+    """Parse an object as `loads` does and say where each value stands, so that a part can be passed on as it came.
+
+    Raises InputError `json.invalid` or `json.too_large`; something else than an object is `json.invalid`.
+    """
+    text = _checked_text(data, max_bytes, max_depth)
+    found: dict[str, Member] = {}
+    try:
+        at = _space_end(text, 0)
+        if text[at] != "{":
+            _refuse("the document is not a JSON object")
+        at = _space_end(text, at + 1)
+        more = text[at] != "}"
+        while more:
+            if text[at] != '"':
+                _refuse(f"{_NOT_JSON}: a name is missing at character {at}")
+            name, at = _DECODER.raw_decode(text, at)
+            if name in found:
+                _refuse(f'the key "{name[:64]}" appears twice in one object')
+            at = _space_end(text, at)
+            if text[at] != ":":
+                _refuse(f"{_NOT_JSON}: a colon is missing at character {at}")
+            start = _space_end(text, at + 1)
+            value, end = _DECODER.raw_decode(text, start)
+            found[name] = Member(value, start, end)
+            at = _space_end(text, end)
+            more = text[at] == ","
+            if more:
+                at = _space_end(text, at + 1)
+        if text[at] != "}" or text[at + 1 :].strip(" \t\n\r"):
+            _refuse(f"{_NOT_JSON}: something else at character {at}")
+    except json.JSONDecodeError as error:
+        _refuse(f"{_NOT_JSON}: {error.msg} at line {error.lineno}, column {error.colno}")
+    except IndexError:
+        _refuse(f"{_NOT_JSON}: it ends early")
+    except RecursionError:
+        _refuse(f"the document is nested deeper than {max_depth}")
+    return text, found
 
 
 def dump_pretty(value: Any) -> str:

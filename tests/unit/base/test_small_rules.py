@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbctl.base import display, strict_json
@@ -88,6 +89,35 @@ def test_A19_strict_json_never_raises_anything_else(data: bytes) -> None:
         strict_json.loads(data, max_bytes=1000)
     except InputError:
         pass
+
+
+_PIECES = st.sampled_from(
+    ["{", "}", "[", "]", '"', '"a"', '"b"', ":", ",", "1", "1.5", "null", "tru", " ", "\n", "\\", "NaN", "\ufeff"]
+)
+
+
+@given(st.lists(_PIECES, max_size=24).map("".join))
+@example('{"a": 1 , "b":[{"c":"d"}] }\n')
+@example('{"a":1,"a":2}')
+@example('{"a":1,}')
+@example('{"a":1}x')
+def test_members_read_what_loads_reads_and_say_where_it_stands(text: str) -> None:
+    try:
+        whole = strict_json.loads(text.encode(), max_bytes=1000)
+    except InputError:
+        whole = None
+    try:
+        read, members = strict_json.members(text.encode(), max_bytes=1000)
+    except InputError:
+        assert not isinstance(whole, dict)
+        return
+    assert {name: member.value for name, member in members.items()} == whole
+    assert all(json.loads(read[member.start : member.end]) == member.value for member in members.values())
+
+
+def test_strict_json_reads_an_unfinished_text_once() -> None:
+    with pytest.raises(InputError):
+        strict_json.loads(b"[" * 70 + b'"' + b'\\"' * 200_000, max_bytes=1 << 20)
 
 
 def test_fingerprints_ignore_key_order_only() -> None:
