@@ -2,6 +2,7 @@
 
     blobs/sha256/<sha256>           the bytes, 0444
     snapshots/<artifact>/           links to blobs under their paths, and artifact.json
+    metadata/<artifact>.json        when it was last used (see `usage`)
     partials/<artifact>/<sha256>*   unfinished downloads
     quarantine/<sha256>.<token>     blobs whose bytes no longer have their digest
     locks/                          kernel locks (see `locks`)
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sbctl.artifacts.cache_root import check_root
-from sbctl.artifacts.locks import artifact_lock_path, hold, lease_path, mutation_lock_path
+from sbctl.artifacts.locks import artifact_lock_path, hold, lease_path, mutation_lock_path, require_locks
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
 from sbctl.artifacts.seal import MANIFEST, Manifest, broken_seal, digest_of_name, read_manifest, seal_files
+from sbctl.artifacts.usage import forget_usage, note_use
 from sbctl.base import fs
 from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.digests import canonical_json, sha256_file
@@ -35,6 +37,8 @@ from sbctl.base.ids import is_digest
 __all__ = ["ArtifactCache", "CacheEntry", "Removal", "Verification"]
 
 _SWEEP_AFTER_S: Final = 3600.0
+_LEASE_ATTEMPTS: Final = 5
+_LEASE_PAUSE_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class ArtifactCache:
         check_root(self.root)
         fs.ensure_directory(self.root, mode=0o755)
         check_root(self.root)
-        for directory in (self.blobs, self.snapshots, self.partials, self.root / "locks"):
+        for directory in (self.blobs, self.snapshots, self.partials, self.root / "metadata", self.root / "locks"):
             fs.ensure_directory(directory, mode=0o755)
             fs.sweep_temporaries(directory, older_than_s=_SWEEP_AFTER_S, now_s=self.clock.now().timestamp())
 
@@ -146,13 +150,22 @@ class ArtifactCache:
                     next_step="run sbctl apply to fetch it again; the bad bytes were set aside",
                     detail={"quarantined": [str(path) for path in verification.quarantined]},
                 )
+        self.note_use(artifact)
         return self.snapshot_path(artifact)
+
+    def note_use(self, artifact: str) -> None:
+        """It is wanted now, so a collection takes others first. Never fails."""
+        note_use(self.root, digest_of_name(artifact), int(self.clock.now().timestamp() * 1000))
 
     def lease(self, artifact: str) -> FileLock:
         """Keep an artifact from being removed until `.release()` or the end of this process. Raises RefusedError `artifact.in_use`
-        while a removal runs."""
+        while a removal runs. Whoever only asks whether it is leased holds the lock for a moment too, so it is tried more than once."""
         lock = FileLock(lease_path(self.root, digest_of_name(artifact)))
-        if not lock.try_acquire(shared=True):
+        for _ in range(_LEASE_ATTEMPTS):
+            if lock.try_acquire(shared=True):
+                break
+            self.clock.sleep_s(_LEASE_PAUSE_S)
+        else:
             raise RefusedError("artifact.in_use", "the artifact is being removed", place=artifact, retryable=True)
         return lock
 
@@ -178,7 +191,7 @@ class ArtifactCache:
         with hold(mutation_lock_path(self.root), self.clock):
             quarantined = [path for file in bad for path in self._set_aside(file.sha256)]
             fs.remove_tree(snapshot)
-            for name, other in self._manifests():
+            for name, other in self.manifests():
                 if any(file.sha256 in {known.sha256 for known in bad} for file in other.facts.files):
                     fs.remove_tree(self.snapshots / name)
         reasons = tuple(f"{file.path} no longer has SHA-256 {file.sha256}" for file in bad)
@@ -203,7 +216,8 @@ class ArtifactCache:
             fs.fsync_directory(self.blobs)
             yield target
 
-    def _manifests(self) -> Iterator[tuple[str, Manifest]]:
+    def manifests(self) -> Iterator[tuple[str, Manifest]]:
+        """Of every published artifact whose manifest can be read, by name."""
         for name in _names(self.snapshots):
             if is_digest(name):
                 try:
@@ -214,17 +228,24 @@ class ArtifactCache:
     def remove(self, artifact: str) -> Removal:
         """Remove an artifact; blobs that another one shares stay. Missing is a success.
 
-        Raises RefusedError `artifact.in_use` while it is leased, or while another process works on it.
+        Raises RefusedError `artifact.in_use` while it is leased, or while another process works on it (`detail["reason"]`: leased, locked);
+        `cache.locks_unreliable`.
         """
         name = digest_of_name(artifact)
         if not self.root.is_dir():
             return Removal(False, 0)
         self.prepare()
+        require_locks(self.root)
         lease, work = FileLock(lease_path(self.root, name)), FileLock(artifact_lock_path(self.root, name))
         try:
             if not work.try_acquire():
                 raise RefusedError(
-                    "artifact.in_use", "the artifact is being fetched or verified", place=name, retryable=True
+                    "artifact.in_use",
+                    "the artifact is being fetched or verified",
+                    place=name,
+                    next_step="wait until that ends, then run the command again",
+                    retryable=True,
+                    detail={"reason": "locked"},
                 )
             if not lease.try_acquire():
                 raise RefusedError(
@@ -232,6 +253,7 @@ class ArtifactCache:
                     "the artifact is in use by a deployment",
                     place=name,
                     next_step="remove or stop the deployment first",
+                    detail={"reason": "leased"},
                 )
             with hold(mutation_lock_path(self.root), self.clock):
                 return self._remove_locked(name)
@@ -243,7 +265,8 @@ class ArtifactCache:
         """Remove the directories of a cache that holds no artifact any more, with what was set aside; True when the root is gone."""
         if any(_names(directory) for directory in (self.blobs, self.snapshots, self.partials)):
             return False
-        for directory in (self.blobs.parent, self.snapshots, self.partials, self.quarantine, self.root / "locks"):
+        parts = (self.blobs.parent, self.snapshots, self.partials, self.quarantine)
+        for directory in (*parts, self.root / "metadata", self.root / "locks"):
             if directory.is_dir() and not directory.is_symlink():
                 fs.remove_tree(directory)
         with contextlib.suppress(OSError):
@@ -259,7 +282,7 @@ class ArtifactCache:
         reclaimed = _tree_bytes(self.partials / name)
         removed = fs.remove_tree(snapshot)
         removed = fs.remove_tree(self.partials / name) or removed
-        shared = {file.sha256 for _, manifest in self._manifests() for file in manifest.facts.files}
+        shared = {file.sha256 for _, manifest in self.manifests() for file in manifest.facts.files}
         unread = any(is_digest(other) for other in _names(self.snapshots)) and self._some_unreadable()
         for sha256 in sorted(candidates - shared):
             blob = self.blobs / sha256
@@ -272,10 +295,11 @@ class ArtifactCache:
             if fs.remove_file(blob):
                 reclaimed += status.st_size
                 removed = True
+        forget_usage(self.root, name)
         return Removal(removed, reclaimed)
 
     def _some_unreadable(self) -> bool:
-        readable = {name for name, _ in self._manifests()}
+        readable = {name for name, _ in self.manifests()}
         return any(is_digest(name) and name not in readable for name in _names(self.snapshots))
 
 
