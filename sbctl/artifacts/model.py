@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sbctl.base.digests import fingerprint
 from sbctl.base.ids import DIGEST_RE
 
-__all__ = ["ArtifactFacts", "ArtifactFile", "Delivery", "artifact_id"]
+__all__ = ["ArtifactFacts", "ArtifactFile", "Delivery", "Digest", "artifact_id"]
 
 Delivery = Literal["pull", "push"]
 """pull: the host fetches; push: the operator's machine fetches and sends."""

@@ -109,6 +109,10 @@ class DeploymentModel(Block):
 
     model: PlainText = Field(description="Which model, by its id in the catalog.")
     variant: Id | None = Field(default=None, description="Which of the model's variants. Unset: the first that fits.")
+    accept_license: PlainText | None = Field(
+        default=None,
+        description="The licence of the weights, by its id in the catalog: somebody read it. Needed unless it allows commercial use freely.",
+    )
     heterogeneous_variants: bool = Field(default=False, description="Replicas may run different variants.")
     replicas: int = Field(default=1, ge=1, le=64, description="Engine processes on each matching host.")
     tensor_parallel: Annotated[int, Field(gt=0, le=64)] | None = Field(
@@ -194,6 +198,10 @@ class ModelHostModel(Block):
         default=60_000, gt=0, le=_DAY_MS, description="How long an old generation may drain, in milliseconds."
     )
     cache: CacheModel = Field(default=CacheModel.model_construct(), description="Where weights live on a host.")
+    offline: bool = Field(
+        default=False,
+        description="Hosts never fetch weights: they are sent by apply (fleet.defaults.delivery: push), imported, or taken from what the host has.",
+    )
     engines: dict[EngineKind, EngineModel] = Field(
         default_factory=dict, description="How each engine gets onto hosts. Unset: llama_cpp from its pinned wheel."
     )

@@ -27,8 +27,11 @@ from sbctl.node.records import EVENTS_MAX, LINES_MAX
 __all__ = [
     "PROTOCOL_VERSION",
     "ArtifactImport",
+    "ArtifactList",
+    "ArtifactPrune",
     "ArtifactPull",
     "ArtifactRemove",
+    "ArtifactVerify",
     "BlobFetch",
     "BlobServe",
     "BundleApply",
@@ -78,6 +81,9 @@ class Method(StrEnum):
     ARTIFACT_PULL = "artifact.pull"
     ARTIFACT_IMPORT = "artifact.import"
     ARTIFACT_REMOVE = "artifact.remove"
+    ARTIFACT_LIST = "artifact.list"
+    ARTIFACT_VERIFY = "artifact.verify"
+    ARTIFACT_PRUNE = "artifact.prune"
     BLOB_SERVE = "blob.serve"
     BLOB_FETCH = "blob.fetch"
     BUNDLE_APPLY = "bundle.apply"
@@ -127,7 +133,8 @@ class CertificateInstall(_Params):
     certificate: str | None = Field(default=None, max_length=262_144)
     ca: str = Field(max_length=262_144)
     identity: str | None = Field(default=None, max_length=131_072)
-    authority_key: str | None = Field(default=None, max_length=128)
+    authority_key: str | None = Field(default=None, max_length=256)
+    """Public keys, one a line."""
     revocations: str | None = Field(default=None, max_length=4_194_304)
     operator_time: str = Field(max_length=40)
     """RFC 3339: a host whose clock is far from it installs nothing."""
@@ -199,6 +206,8 @@ class RuntimeConfig(_Params):
     cache_directory: str | None = None
     cache_budget_bytes: int | None = Field(default=None, gt=0)
     max_resident_models: int | None = Field(default=None, gt=0)
+    offline: bool = False
+    """Weights are never fetched; they are imported, or taken from what this machine has."""
     max_parallel_prepares: int = Field(default=2, gt=0)
     safety_margin: float = Field(default=0.10, ge=0, lt=1)
     shutdown_deadline_ms: int = Field(default=30_000, gt=0)
@@ -264,21 +273,50 @@ class EngineRemove(_Params):
 
 
 class ArtifactPull(_Params):
-    """Fetch, verify and publish into the host's cache; a complete one is found by its seal. → {"artifact", "downloaded_bytes"}"""
+    """Fetch, verify and publish into the host's cache; a complete one is found by its seal. Then the cache is brought within its budget.
+
+    → `artifacts.answers.Pulled`. `offline`: only what is on the host is used. `pinned`: no collection takes it; None leaves that as it is.
+    """
 
     artifact: ArtifactFacts
+    offline: bool = False
+    pinned: bool | None = None
 
 
 class ArtifactImport(_Params):
-    """Publish files that were put by their digests. → {"artifact", "imported_bytes"}"""
+    """Publish files that were put by their digests. → `artifacts.answers.Pulled`"""
 
     artifact: ArtifactFacts
+    pinned: bool | None = None
 
 
 class ArtifactRemove(_Params):
     """Remove one artifact; its blobs go when nothing else names them. Refused with `artifact.in_use` while leased. → {"removed", "reclaimed_bytes"}"""
 
     artifact: str = Field(pattern=_DIGEST)
+
+
+class ArtifactList(_Params):
+    """What the host's cache holds. Reads only. → `artifacts.answers.CacheListing`
+
+    `wanted`: artifacts of which it is told whether another program on the host has their files.
+    """
+
+    wanted: tuple[ArtifactFacts, ...] = Field(default=(), max_length=4096)
+
+
+class ArtifactVerify(_Params):
+    """Read every byte of an artifact; bad ones are set aside and its deployments are told. → `artifacts.answers.Verified`"""
+
+    artifact: str = Field(pattern=_DIGEST)
+
+
+class ArtifactPrune(_Params):
+    """Remove blobs that no artifact names, then what the budget has no room for; `everything`: also unfinished downloads and what was
+    quarantined. → `artifacts.answers.Pruned`"""
+
+    dry_run: bool = False
+    everything: bool = False
 
 
 class BlobServe(_Params):
@@ -360,6 +398,9 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.ARTIFACT_PULL: ArtifactPull,
     Method.ARTIFACT_IMPORT: ArtifactImport,
     Method.ARTIFACT_REMOVE: ArtifactRemove,
+    Method.ARTIFACT_LIST: ArtifactList,
+    Method.ARTIFACT_VERIFY: ArtifactVerify,
+    Method.ARTIFACT_PRUNE: ArtifactPrune,
     Method.BLOB_SERVE: BlobServe,
     Method.BLOB_FETCH: BlobFetch,
     Method.BUNDLE_APPLY: BundleApply,

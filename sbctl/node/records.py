@@ -36,6 +36,8 @@ class EventKind(StrEnum):
     HOST_DRAINED = "host.drained"
     HOST_RESUMED = "host.resumed"
     CERTIFICATE_INSTALLED = "certificate.installed"
+    WEIGHTS_QUARANTINED = "weights.quarantined"
+    WEIGHTS_COLLECTED = "weights.collected"
 
 
 class _Told(BaseModel):

@@ -78,7 +78,15 @@ class Daemon:
         self._events = EventLog(paths.database, SYSTEM_CLOCK)
         self._drain = Drain(paths, self._events)
         self._host = _engine_host(paths, os.environ, self._events)
-        provisioner = NodeProvisioner(paths, settings.cache_directory, self._host.new_socket)
+        provisioner = NodeProvisioner(
+            paths,
+            settings.cache_directory,
+            self._host.new_socket,
+            budget_bytes=config.cache_budget_bytes,
+            offline=config.offline,
+            by_hand=settings.started_by_hand,
+            events=self._events,
+        )
         self._reconciler = Reconciler(
             scope=config.host,
             trust=self._trust,

@@ -140,11 +140,11 @@ class EventLog:
             self._failed = True
 
 
-def record_event(database: Path, clock: Clock, kind: EventKind, message: str) -> None:
+def record_event(database: Path, clock: Clock, kind: EventKind, message: str, *, deployment: str | None = None) -> None:
     """Remember one event from beside the runtime, which may be down; nothing where there never was one. Never raises."""
     if database.is_file():
         with contextlib.suppress(sqlite3.Error):
-            _insert(database, [_Row(rfc3339(clock.now()), kind.value, _shown(message))])
+            _insert(database, [_Row(rfc3339(clock.now()), kind.value, _shown(message), deployment)])
 
 
 def read_events(

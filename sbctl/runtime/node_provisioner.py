@@ -10,14 +10,22 @@ from pathlib import Path
 import psutil
 
 from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.cache_calls import collected
+from sbctl.artifacts.foreign_caches import foreign_caches
+from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.pull import pull
+from sbctl.base.display import format_bytes
 from sbctl.base.errors import ArtifactError, EngineError
 from sbctl.base.flock import FileLock
 from sbctl.engines.detect import find_engine, find_llama_server
 from sbctl.engines.llama_cpp import launch_spec, weight_file
 from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
 from sbctl.node.paths import NodePaths
+from sbctl.node.records import EventKind
+from sbctl.runtime.assigned import assigned_artifacts
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.listener_proof import free_loopback_port
+from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Prepared, Progress
 from sbctl.trust.bundle import DeploymentMember, EnginePolicy
 
@@ -27,9 +35,25 @@ __all__ = ["NodeProvisioner"]
 class NodeProvisioner:
     """One a daemon. Weights that a replica was given are leased until `keep_only`, so that nobody removes them under an engine."""
 
-    def __init__(self, paths: NodePaths, cache_directory: Path, new_socket: Callable[[], Path]) -> None:
+    def __init__(
+        self,
+        paths: NodePaths,
+        cache_directory: Path,
+        new_socket: Callable[[], Path],
+        *,
+        budget_bytes: int | None = None,
+        offline: bool = False,
+        by_hand: bool = False,
+        events: EventSink = NO_EVENTS,
+    ) -> None:
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
+        self._budget_bytes = budget_bytes
+        self._offline = offline
+        self._by_hand = by_hand
+        self._events = events
+        self._used: frozenset[str] | None = None
+        """As `keep_only` said last."""
         self._new_socket = new_socket
         self._builds: dict[tuple[str, int, int, int], EngineBuild] = {}
         self._leases: dict[str, FileLock] = {}
@@ -70,13 +94,40 @@ class NodeProvisioner:
                     next_step="pull it, or set pull to on_boot or on_demand",
                 )
             note = f"{facts.model}:{facts.variant}"
-            await pull(self._cache, facts, progress=lambda done, total: progress(done, total, note))
+            await pull(
+                self._cache,
+                facts,
+                progress=lambda done, total: progress(done, total, note),
+                offline=self._offline,
+                foreign=await asyncio.to_thread(foreign_caches, os.environ),
+            )
+            await asyncio.to_thread(self._make_room, facts)
         if facts.artifact not in self._leases:
             self._leases[facts.artifact] = self._cache.lease(facts.artifact)
         snapshot = await asyncio.to_thread(self._cache.require, facts.artifact)
         return Prepared(snapshot / weight_file(facts), build)
 
+    def _make_room(self, fetched: ArtifactFacts) -> None:
+        """Within the cache's budget, never at the cost of what a deployment is configured with."""
+        found = collected(self._cache, self._budget_bytes, self._configured(), keep=fetched.artifact)
+        if found is None:
+            return
+        if found.deleted:
+            said = f"{format_bytes(found.reclaimed_bytes)} of weights that nothing uses made room for {fetched.model}:{fetched.variant}"
+            self._events.tell(EventKind.WEIGHTS_COLLECTED, said)
+        if found.unsatisfied_bytes or found.problem:
+            over = found.problem or f"{format_bytes(found.unsatisfied_bytes)} more than that are in use"
+            get_log("weights").warning("the cache stays above its budget", budget_bytes=self._budget_bytes, reason=over)
+
+    def _configured(self) -> frozenset[str] | None:
+        """None while it cannot be told."""
+        if self._by_hand:
+            return self._used
+        assigned = assigned_artifacts(self._paths.bundle)
+        return None if assigned is None else frozenset(assigned) | (self._used or frozenset())
+
     def keep_only(self, artifacts: frozenset[str]) -> None:
+        self._used = artifacts
         for artifact in set(self._leases) - artifacts:
             self._leases.pop(artifact).release()
 
