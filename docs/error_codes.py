@@ -61,7 +61,7 @@ NOT_CODES: Final = re.compile(
     r"|(?:key|state|host|cluster|cluster\.token)\."
     r"(?:list|show|history|init|status|rotate|revoke|drain|resume|forget|exec|facts|trust|enroll)"
     r"|artifact\.(?:catalog_digest|license|revision|source)|action\.type|llama\.cpp|sbctl\..*"
-    r"|fuse\.[a-z]+|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub|pem|procs)"
+    r"|tokenizer\.model|fuse\.[a-z]+|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub|pem|procs)"
 )
 """Dotted texts that are methods, events, commands, paths of leaves or file names."""
 

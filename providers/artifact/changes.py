@@ -10,6 +10,7 @@ from providers.comparison import Call, Comparison, gone_leaves, new_leaves, tran
 from providers.members import artifact_name
 from sbctl.base.display import format_bytes
 from sbctl.base.truths import Desired, Recorded
+from sbctl.catalog.licenses import license_of
 from sbctl.node.messages import Method
 from sbctl.plan.blast_radius import action_radius
 from sbctl.plan.leaves import leaf_changes
@@ -89,7 +90,7 @@ def _reason(comparison: Comparison, drift: tuple[Leaf, ...]) -> str:
 def _notes(comparison: Comparison, facts: dict[str, Any], fetched: bool, ready: bool, total: int) -> tuple[str, ...]:
     pinned = facts["revision"] and facts["revision"] not in facts["source"]
     source = f"{facts['source']}@{facts['revision']}" if pinned else facts["source"]
-    notes = [", ".join(part for part in (facts["license"], source) if part)]
+    notes = [", ".join(part for part in (_license(facts["license"]), source) if part)]
     if ready:
         notes.append("already in the host's cache")
     elif not fetched:
@@ -98,6 +99,10 @@ def _notes(comparison: Comparison, facts: dict[str, Any], fetched: bool, ready: 
     if recorded is not None and recorded.spec["facts"]["artifact"] != facts["artifact"]:
         notes.append(f"the bytes of {recorded.spec['facts']['artifact'][:12]} stay in the cache: they still serve")
     return tuple(notes)
+
+
+def _license(text: str) -> str:
+    return license_of(text).phrase if text else ""
 
 
 def _fetch(desired: Desired) -> Call:

@@ -7,6 +7,7 @@ import typer
 from sbctl.cli.commands import (
     applying,
     bundles,
+    catalog,
     cluster,
     configuration,
     hosts,
@@ -35,5 +36,6 @@ app.add_typer(state.app, name="state", help="The recorded truth: look, repair, s
 app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by one.")
 app.add_typer(cluster.app, name="cluster", help="The authority that gives hosts their identities.")
 app.add_typer(keys.app, name="key", help="Who may sign what should run.")
+app.add_typer(catalog.app, name="catalog", help="An operator's own models, kept true to where they come from.")
 app.add_typer(packing.app, name="pack", help="Everything a closed site needs, in one file.")
 app.add_typer(bundles.app, name="bundle", help="Signed desired state, as hosts get it.")

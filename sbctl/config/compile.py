@@ -33,6 +33,7 @@ from sbctl.config.host_view import HostView, HostViewBuilder, layers_at
 from sbctl.config.hosts import HostSettings, host_settings
 from sbctl.config.interpolate import Variables, variables_in
 from sbctl.config.layers import View, merged
+from sbctl.config.licensing import refuse_unread_licenses
 from sbctl.config.meaning import host_meaning, keys_meaning, served_meaning
 from sbctl.config.models import ProxyModel
 from sbctl.config.pins import PinBook, host_lock_path, open_pin_book
@@ -71,7 +72,7 @@ class Compilation:
     api_keys: dict[str, ApiKeyEntry] = field(default_factory=dict)
 
     def run(self, shape: FileShape, checked: Checked[FleetModel]) -> CompiledConfig:
-        """Raises ConfigError, then RefusedError `config.open_endpoint`."""
+        """Raises ConfigError, then RefusedError `config.open_endpoint`, `config.license_not_accepted`."""
         sources = SecretSources(FilePath(self.document.path).absolute().parent, self.environ)
         secrets = {name: secret_ref(name, reference, sources, self.keyed) for name, reference in shape.secrets.items()}
         fleet = checked.model or FleetModel()
@@ -95,6 +96,7 @@ class Compilation:
         self._check_fleet_wide(fleet, settings, hosts, seen)
         self.report.raise_errors()
         self._refuse_open_endpoints(hosts, fleet)
+        refuse_unread_licenses(hosts)
         return self._config(fleet, hosts, secrets, seen)
 
     def _pins(self, fleet: FleetModel) -> PinBook:

@@ -338,3 +338,21 @@ def test_the_name_of_a_fleet_comes_from_its_directory(tmp_path: Path, minimal: s
         path.parent.mkdir()
         path.write_text(minimal)
         assert load(path, environ={}).fleet_name.rstrip("-") == name
+
+
+class TestLicenses:
+    def licensed(self, minimal: str, word: str = "") -> str:
+        model = "model: llama-3.1-8b-instruct, variant: q4_k_m"
+        return minimal.replace("model: smollm2-135m-instruct, variant: q4_1", model + word)
+
+    @pytest.mark.parametrize("word", ["", ", accept_license: mit"])
+    def test_a_restrictive_licence_must_be_accepted_by_name(self, load_text: Load, minimal: str, word: str) -> None:
+        with pytest.raises(RefusedError) as caught:
+            load_text(self.licensed(minimal, word))
+        assert caught.value.code == "config.license_not_accepted"
+        assert "accept_license: llama3.1" in (caught.value.next_step or "")
+        assert "sb.yml:" in (caught.value.place or "")
+
+    @pytest.mark.parametrize("word", [", accept_license: llama3.1", ", accept_license: Llama3.1"])
+    def test_the_word_opens_it(self, load_text: Load, minimal: str, word: str) -> None:
+        assert load_text(self.licensed(minimal, word)).hosts["local"].deployments
