@@ -21,9 +21,11 @@ class Load:
     As every pool of connections does, a caller looks before it uses a kept one again: a server may close what was idle.
     """
 
-    def __init__(self, address: str, *, model: str | None = None) -> None:
-        """`model`: ask it for completions; without one, only whether the runtime lives."""
+    def __init__(self, address: str, *, model: str | None = None, port: int = PORT, host: str = "ai.internal") -> None:
+        """`model`: ask it for completions; without one, only whether the runtime lives. `host`: the origin that is asked."""
         self._address = address
+        self._port = port
+        self._host = host
         self._model = model
         self._stop = threading.Event()
         self.answered = 0
@@ -41,7 +43,7 @@ class Load:
             thread.join()
 
     def _call(self, keep: bool) -> None:
-        connection = http.client.HTTPConnection(self._address, PORT, timeout=ANSWER_S)
+        connection = http.client.HTTPConnection(self._address, self._port, timeout=ANSWER_S)
         while not self._stop.wait(0.01):
             if _was_closed(connection):
                 connection.close()
@@ -65,7 +67,7 @@ class Load:
             connection.request("GET", "/livez")
             return
         body = json.dumps({"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
-        headers = {"Content-Type": "application/json", "Host": "ai.internal"}
+        headers = {"Content-Type": "application/json", "Host": self._host}
         connection.request("POST", "/v1/chat/completions", body, headers)
 
 
