@@ -16,7 +16,9 @@ __all__ = ["desired", "fields_for_reader", "issued_fields", "restored", "surroun
 
 _ISSUED: Final = ("cluster_id", "server_name", "roles", "labels", "issuer", "authority_key", "rotation")
 """What stands in the certificate or in the signed document: another value is another certificate."""
-_OF_TODAY: Final = ("cluster_id", "server_name", "ca", "issuer", "authority_key", "revocations", "rotation")
+_OF_TODAY: Final = (
+    "cluster_id", "server_name", "ca", "issuer", "authority_key", "authority_keys", "revocations", "rotation"
+)  # fmt: skip
 """What the authority says now, which no rollback brings back."""
 
 
@@ -38,6 +40,7 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             "ca": list(authority.ca),
             "issuer": authority.issuer,
             "authority_key": authority.authority_key,
+            "authority_keys": list(authority.authority_keys),
             "revocations": authority.revocations,
             "rotation": node.rotation if node is not None else 0,
             "validity_days": identity.validity_days,
@@ -57,7 +60,11 @@ def issued_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def surrounding_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What is installed beside the certificate, and may change without another one."""
-    return {"ca": {fingerprint[:16]: "trusted" for fingerprint in spec["ca"]}, "revocations": spec["revocations"]}
+    return {
+        "ca": {fingerprint[:16]: "trusted" for fingerprint in spec["ca"]},
+        "signers": {key: "trusted" for key in spec["authority_keys"]},
+        "revocations": spec["revocations"],
+    }
 
 
 def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -262,6 +262,7 @@ HTTP_STATUS = _HttpTable(
         "authority_read_only": 403,
         "unauthorized": 401,
         "enrollment_denied": 401,
+        "renewal_denied": 403,
         "unknown_deployment": 404,
         "unknown_origin": 404,
         "unknown_model": 404,

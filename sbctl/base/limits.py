@@ -46,6 +46,8 @@ JOIN_TOKEN_MAX_CHARS: Final = 512
 JOIN_TOKEN_TTL_DEFAULT_S: Final = 900
 JOIN_TOKEN_TTL_MAX_S: Final = 7 * 86400
 JOIN_TOKENS_MAX: Final = 100_000
+ENROLLED_HOURS_MAX: Final = 825 * 24
+"""Life of what an enrollment server issues."""
 ENROLL_BODY_MAX_BYTES: Final = 128 * KIB
 ENROLL_ANSWER_MAX_BYTES: Final = 256 * KIB
 ENROLL_CONNECT_DEADLINE_S: Final = 10.0
@@ -93,6 +95,15 @@ CRASH_LOOP_ATTEMPTS: Final = 5
 DOWNLOAD_STALL_S: Final = 60.0
 DOWNLOAD_MAX_REDIRECTS: Final = 5
 DOWNLOAD_ATTEMPTS: Final = 4
+DOWNLOAD_SLOW_BYTES_PER_S: Final = 16 * KIB
+"""A source that gives less over a stall time is left while another one can be tried."""
+DOWNLOAD_PIECE_BYTES: Final = 8 * MIB
+"""What one connection of several asks for at a time."""
+DOWNLOAD_MAX_CONNECTIONS: Final = 8
+"""To one server, for one file."""
+CLAIM_HEARTBEAT_S: Final = 10.0
+CLAIM_STALE_S: Final = 90.0
+"""A download whose process cannot be asked and that shows no life for so long is taken over."""
 INDEX_PAGE_MAX_BYTES: Final = 32 * MIB
 
 # Weight files

@@ -15,7 +15,8 @@ from sbctl.base.ids import Address, is_id
 from sbctl.cli.enrolling import grant_of
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
-from sbctl.trust.authority import Authority, AuthorityFacts
+from sbctl.trust.authority import Authority
+from sbctl.trust.authority_facts import AuthorityFacts
 from sbctl.trust.authority_directory import NodeRecord
 from sbctl.trust.certificates import certificate_facts, renewal_time
 from sbctl.trust.enrollment import Enrollment
@@ -68,7 +69,7 @@ def directory_of(workspace: Workspace, named: Path | None) -> Path:
 
 def enrollment_of(workspace: Workspace, named: Path | None) -> Enrollment:
     """The join tokens of the authority that a command works on."""
-    return Enrollment(directory_of(workspace, named))
+    return Enrollment.open(directory_of(workspace, named))
 
 
 def new_grant(cluster_id: str, server_name: str, node_id: str, roles: Sequence[str], labels: Sequence[str]) -> Grant:
@@ -155,7 +156,7 @@ class IdentitySigner:
             Grant.model_validate_json(json.dumps(dict(grant))),
             now=self._clock.now(),
             issuer=issuer,
-            validity_days=validity_days,
+            validity=timedelta(days=validity_days),
             least_epoch=least_epoch,
         )
         return {"certificate": issued.certificate, "identity": issued.identity}
@@ -163,7 +164,7 @@ class IdentitySigner:
     def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
         return {
             "ca": self._authority.bundle(ca),
-            "authority_key": self._authority.verifying_key,
+            "authority_key": self._authority.keys(ca).text(),
             "revocations": self._authority.revocations()[0],
         }
 

@@ -160,7 +160,8 @@ class Workspace:
         """
         if loaded.identity is None:
             return loaded
-        from sbctl.trust.authority import Authority, AuthorityFacts
+        from sbctl.trust.authority import Authority
+        from sbctl.trust.authority_facts import AuthorityFacts
 
         if self.offline:
             return replace(loaded, authority=AuthorityFacts.unread(loaded.identity.server_name))

@@ -22,7 +22,7 @@ from sbctl.node.python_archive import PythonArchive
 from sbctl.trust.bundle import ApiKeyEntry, EngineMode
 
 if TYPE_CHECKING:
-    from sbctl.trust.authority import AuthorityFacts
+    from sbctl.trust.authority_facts import AuthorityFacts
 
 __all__ = [
     "CompiledAdapter",

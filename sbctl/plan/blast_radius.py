@@ -38,6 +38,7 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("certificate", "", "added", _HITLESS, "nobody relies on it yet"),
     Row("certificate", "", "removed", _BREAKING, "peers refuse the host"),
     Row("certificate", "ca.**", "added", _HITLESS, "more is trusted than before"),
+    Row("certificate", "signers.**", "added", _HITLESS, "more is trusted than before"),
     Row("certificate", "**", "any", _RELOAD, "new connections use the new identity; open ones go on"),
     Row("runtime", "", "added", _HITLESS, "nobody uses it yet"),
     Row("runtime", "", "removed", _BREAKING, "the host serves nothing any more"),

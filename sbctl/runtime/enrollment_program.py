@@ -12,12 +12,14 @@ import ipaddress
 import os
 import signal
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import LockedError, RefusedError, UsageError
 from sbctl.base.flock import held
+from sbctl.base.limits import ENROLLED_HOURS_MAX
 from sbctl.runtime.arguments import Arguments
 from sbctl.runtime.binding import HandedOver, bind_tcp
 from sbctl.runtime.enrollment_server import EnrollmentMetrics, EnrollmentServer, server_tls
@@ -25,14 +27,12 @@ from sbctl.runtime.listeners import Listener, ListenerLimits
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.notify import Notifier
 from sbctl.runtime.routes import is_loopback
-from sbctl.trust.certificates import LEAF_VALIDITY_DAYS
 from sbctl.trust.enrollment import Enrollment
 
 __all__ = ["run_authority"]
 
 _LIMITS: Final = ListenerLimits(header_s=10.0, connections=256, idle_s=10.0, write_stall_s=10.0)
 _SEE_OFF_S: Final = 5.0
-_VALIDITY_MAX_DAYS: Final = 825
 
 
 def run_authority(argv: list[str]) -> int:
@@ -43,13 +43,15 @@ def run_authority(argv: list[str]) -> int:
         "--listen", required=True, metavar="ADDRESS:PORT", help="where hosts reach it, as in 0.0.0.0:8443"
     )
     parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="plain HTTP with /metrics; loopback only")
-    parser.add_argument("--validity-days", type=int, default=LEAF_VALIDITY_DAYS, help="life of what it issues")
+    parser.add_argument(
+        "--validity-hours", type=int, default=24, help="life of what it issues; hosts renew it by themselves"
+    )
     parsed = parser.parse_args(argv)
     os.umask(0o077)
     configure_logging()
-    if not 1 <= parsed.validity_days <= _VALIDITY_MAX_DAYS:
-        raise UsageError("usage", f"--validity-days is 1 to {_VALIDITY_MAX_DAYS}")
-    enrollment = Enrollment(parsed.dir.absolute(), validity_days=parsed.validity_days)
+    if not 1 <= parsed.validity_hours <= ENROLLED_HOURS_MAX:
+        raise UsageError("usage", f"--validity-hours is 1 to {ENROLLED_HOURS_MAX}")
+    enrollment = Enrollment.open(parsed.dir.absolute(), validity=timedelta(hours=parsed.validity_hours))
     with held(enrollment.authority.directory / ".server.lock") as ours:
         if not ours:
             raise LockedError(

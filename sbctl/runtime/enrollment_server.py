@@ -2,6 +2,7 @@
 
     GET  /admin/cluster/ca       the CA that tokens pin
     POST /admin/cluster/enroll   a token for an identity; needs no operator's credentials, since the token is one
+    POST /admin/cluster/renew    the next identity for the present one, shown by mutual TLS
     GET  /health, /healthz, /livez, /readyz
 
 TLS 1.3 with the authority's own identity. What a request costs before its token was checked is bounded: connections, header, body, time,
@@ -32,8 +33,17 @@ from sbctl.runtime.listeners import PROBE_ROUTES, Handler, json_headers, read_bo
 from sbctl.runtime.log import get_log
 from sbctl.runtime.rate_limit import RateLimiter
 from sbctl.trust.authority import Authority
+from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.enrollment import Enrollment
-from sbctl.trust.enrollment_messages import CA_PATH, ENROLL_PATH, EnrollmentAnswer, EnrollmentRequest, parse_request
+from sbctl.trust.enrollment_messages import (
+    CA_PATH,
+    ENROLL_PATH,
+    RENEW_PATH,
+    EnrollmentAnswer,
+    EnrollmentRequest,
+    parse_renewal,
+    parse_request,
+)
 
 __all__ = ["EnrollmentMetrics", "EnrollmentServer", "server_tls"]
 
@@ -81,6 +91,7 @@ class EnrollmentServer:
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._answer()], client_max_size=ENROLL_BODY_MAX_BYTES)
         app.router.add_post(ENROLL_PATH, self._enroll)
+        app.router.add_post(RENEW_PATH, self._renew)
         app.router.add_get(CA_PATH, self._ca)
         for path in PROBE_ROUTES:
             app.router.add_get(path, _health)
@@ -121,10 +132,28 @@ class EnrollmentServer:
             asked = parse_request(body)
             answer = await self._issue(asked, source)
         except SbctlError as error:
-            self._tell(error, asked, source)
+            self._tell(error, asked.grant.node_id if asked is not None else None, source)
             raise
         self._metrics.count("issued", "ok")
         self._log.info("a host enrolled", node=asked.grant.node_id, source=source)
+        return web.Response(body=answer.to_json(), content_type="application/json", headers=json_headers())
+
+    async def _renew(self, request: web.Request) -> web.Response:
+        source, node = request.remote or "", None
+        try:
+            self._take_turn(source)
+            shown = _shown_certificate(request)
+            node = certificate_facts(shown).subject
+            if request.content_type != "application/json":
+                raise RefusedError("unsupported_media_type", "a renewal is application/json")
+            body = await read_body(request, max_bytes=ENROLL_BODY_MAX_BYTES, deadline_s=_BODY_S)
+            wanted, now = parse_renewal(body), self._clock.now()
+            answer = await self._work(lambda: self._enrollment.renew(shown, wanted, source=source, now=now))
+        except SbctlError as error:
+            self._tell(error, node, source)
+            raise
+        self._metrics.count("renewed", "ok")
+        self._log.info("a host renewed its identity", node=node, source=source)
         return web.Response(body=answer.to_json(), content_type="application/json", headers=json_headers())
 
     async def _issue(self, asked: EnrollmentRequest, source: str) -> EnrollmentAnswer:
@@ -149,12 +178,11 @@ class EnrollmentServer:
             except RefusedError as error:
                 raise RefusedError("rate_limited", "too many enrollments", detail=error.detail) from None
 
-    def _tell(self, error: SbctlError, asked: EnrollmentRequest | None, source: str) -> None:
+    def _tell(self, error: SbctlError, node: str | None, source: str) -> None:
         """One line and one count; `reason` is what the caller is not told."""
         reason = str(error.detail.get("reason") or error.code)
         outcome = "refused" if HTTP_STATUS.status(error.code) < 500 else "failed"
         self._metrics.count(outcome, reason if HTTP_STATUS.status(error.code) < 500 else "authority")
-        node = asked.grant.node_id if asked is not None else None
         write = self._log.warning if outcome == "refused" else self._log.error
         write("an enrollment was not carried out", outcome=outcome, reason=reason, node=node, source=source,
               token_id=error.detail.get("token_id"), said=error.message, place=error.place)  # fmt: skip
@@ -179,9 +207,10 @@ class EnrollmentServer:
 
 
 def server_tls(authority: Authority) -> ssl.SSLContext:
-    """TLS 1.3 with the authority's own identity. Raises RefusedError `enroll.own_role`, `authority.no_key`, `authority.permissions`."""
+    """TLS 1.3 with the authority's own identity; a caller may show one of the cluster, which OpenSSL verifies. Raises RefusedError `enroll.own_role`, `authority.no_key`, `authority.permissions`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_OPTIONAL
     load_own(context, authority)
     return context
 
@@ -191,6 +220,7 @@ def load_own(context: ssl.SSLContext, authority: Authority) -> None:
     certificate, key = authority.own_files()
     try:
         context.load_cert_chain(certificate, key)
+        context.load_verify_locations(cadata=authority.trusted_ca())
     except (OSError, ssl.SSLError) as error:
         raise SbctlError(
             "enroll.own_identity",
@@ -198,6 +228,16 @@ def load_own(context: ssl.SSLContext, authority: Authority) -> None:
             place=str(certificate),
             next_step="restore node.pem and node-key.pem together from a backup",
         ) from None
+
+
+def _shown_certificate(request: web.Request) -> str:
+    """The certificate that the caller proved to hold, PEM. Raises RefusedError `renewal_denied`."""
+    connection = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    shown = connection.getpeercert(binary_form=True) if connection is not None else None
+    if shown is None:
+        said = "a renewal shows the present identity by mutual TLS, and none was shown"
+        raise RefusedError("renewal_denied", said, detail={"reason": "no_certificate"})
+    return ssl.DER_cert_to_PEM_cert(shown)
 
 
 async def _health(_request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
     <etc>/identity                     a link to the one in use: identities/<16 hex of its content>
     <etc>/identities/<content>/        node.pem node-key.pem ca.pem identity.json authority-verifying.key revocations.json
+                                   [delegation.json]
     <etc>/identities/request/          node-key.pem and node-request.pem of an identity that was asked for and is not here yet
 
 A directory is complete before the link names it, and the old one stays until the new one was taken up. A private key is made here and never
@@ -46,6 +47,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "identity": "identity.json",
     "authority_key": "authority-verifying.key",
     "revocations": "revocations.json",
+    "delegation": "delegation.json",
 }
 
 
@@ -87,6 +89,7 @@ class IdentityFiles:
             identity=texts["identity"],
             authority_key=texts["authority_key"],
             revocations=texts["revocations"],
+            delegation=texts["delegation"],
         )
 
     def key(self, directory: Path | None = None) -> Secret:

@@ -3,44 +3,51 @@
 Who may be what is the caller's to say (sb.yml, or a token's grant); the epoch, the dates and the signatures are made here. Issuing is
 idempotent: the same key, grant and rotation get the same certificate again while it is fresh, so a lost answer costs no epoch.
 
-A CA rollover runs in three steps, each a plan of its own, decided from what every host is recorded to hold:
-
-    add       every host trusts both; the old one issues
-    reissue   every host trusts both: the new one issues
-    remove    every identity is of the new one: the old one is trusted no more
+A rollover replaces all that signs: the CA, and the key of identity documents and revocations. Each CA has a signing key of its own, and while
+two are trusted the revocation list has both signatures. Its steps are in `authority_facts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.fs import sweep_temporaries
-from sbctl.trust.authority_directory import AuthorityFiles, AuthoritySettings, NodeRecord, staged
+from sbctl.trust.authority_directory import (
+    KEY_ID,
+    AuthorityFiles,
+    AuthoritySettings,
+    EnrollmentRecord,
+    NodeRecord,
+    staged,
+)
+from sbctl.trust.authority_facts import AuthorityFacts, rollover
+from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import (
-    LEAF_VALIDITY_DAYS,
+    LEAF_VALIDITY,
     certificate_facts,
     create_ca,
     create_request,
     generate_private_key,
+    is_fresh,
     issue_leaf,
     matches,
     request_key_digest,
 )
+from sbctl.trust.delegating import Asked, delegated, entry_of_server, is_the_same
 from sbctl.trust.identity import Grant, IdentityClaims, document_of, sign_identity
-from sbctl.trust.keys import SigningKey
+from sbctl.trust.keys import SigningKey, parse_public_key
 from sbctl.trust.revocation import Revocation, RevocationList, open_revocations, revoked, sign_revocations
 
-__all__ = ["KEY_ID", "Authority", "AuthorityFacts", "Issued", "RolloverStep", "rollover"]
+__all__ = ["Authority", "Issued"]
 
-KEY_ID: Final = "authority"
-RolloverStep = Literal["add", "reissue", "remove"]
-_FRESH: Final = 0.5
-_NOT_COMMITTED: Final = "*-key.pem\nauthority-signing.key\n.*.lock\ntokens.db*\nenrollment-audit.jsonl\n"
+_NEXT_KEY_ID: Final = "authority-next"
+_NEXT: Final = ("ca-next.pem", "ca-next-key.pem", "authority-next-signing.key", "authority-next-verifying.key")
+_NOT_COMMITTED: Final = "*-key.pem\nauthority*-signing.key\n.*.lock\ntokens.db*\nenrollment-audit.jsonl\n"
 _STAGE_AGE_S: Final = 3600.0
 
 
@@ -53,53 +60,6 @@ class Issued:
     identity_epoch: int
     fingerprint: str
     issuer: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuthorityFacts:
-    """The public side, as plans read it. `ca` are fingerprints, the one that issues first unless a rollover is in its first step."""
-
-    cluster_id: str
-    server_name: str
-    authority_key: str
-    ca: tuple[str, ...]
-    issuer: str
-    revocations: int
-    rollover: RolloverStep | None
-    nodes: Mapping[str, NodeRecord]
-    keys_here: bool
-    ca_not_after: datetime
-    """Of the CA that issues."""
-
-    @classmethod
-    def unread(cls, server_name: str | None) -> AuthorityFacts:
-        """Stands for an authority that nobody asked: what two files say of identities can be compared without it."""
-        return cls(
-            "",
-            server_name or "",
-            "",
-            (),
-            "",
-            0,
-            None,
-            {},
-            keys_here=False,
-            ca_not_after=datetime.max.replace(tzinfo=UTC),
-        )
-
-
-def rollover(
-    current: str, following: str | None, held: Iterable[Mapping[str, Any]]
-) -> tuple[tuple[str, ...], str, RolloverStep | None]:
-    """CAs to trust, CA to issue, and the step of the rollover. `held`: of each host the recorded `ca` and `issuer`."""
-    if following is None:
-        return (current,), current, None
-    known = [(tuple(each["ca"]), each["issuer"]) for each in held]
-    if any(following not in trusted for trusted, _ in known):
-        return (current, following), current, "add"
-    if any(issuer != following for _, issuer in known):
-        return (current, following), following, "reissue"
-    return (following,), following, "remove"
 
 
 class Authority:
@@ -131,7 +91,7 @@ class Authority:
             files.write_document("authority.json", settings)
             files.write(".gitignore", _NOT_COMMITTED)
             empty = RevocationList(cluster_id=cluster_id, revision=0)
-            files.write("revocations.json", sign_revocations(empty, signer, KEY_ID))
+            files.write("revocations.json", sign_revocations(empty, {KEY_ID: signer}))
             authority = cls(files)
             authority._renew_own(grant, now)
         return cls.open(directory)
@@ -151,7 +111,13 @@ class Authority:
     def revocations(self) -> tuple[str, RevocationList]:
         """The signed text and what it says."""
         text = self._files.text("revocations.json")
-        return text, open_revocations(text, self.verifying_key)
+        return text, open_revocations(text, self._files.trusted_keys())
+
+    def keys(self, fingerprints: Sequence[str]) -> AuthorityKeys:
+        """The signing keys of these CAs, as nodes hold them. Raises InputError `authority.unknown_ca`."""
+        self.bundle(fingerprints)
+        known = self._keys_by_ca()
+        return AuthorityKeys(tuple(known[fingerprint] for fingerprint in fingerprints))
 
     def node(self, node_id: str) -> NodeRecord:
         return self._files.node(node_id)
@@ -169,10 +135,12 @@ class Authority:
         """What plans compare with; needs no private key. `held` as for `rollover`."""
         known = {one.fingerprint: one for one in map(certificate_facts, self._ca_texts())}
         trusted, issuer, step = rollover(next(iter(known)), self._following(), held)
+        keys = self._keys_by_ca()
         return AuthorityFacts(
             cluster_id=self._settings.cluster_id,
             server_name=self._settings.server_name,
-            authority_key=self.verifying_key,
+            authority_key=keys[issuer],
+            authority_keys=tuple(keys[fingerprint] for fingerprint in trusted),
             ca=trusted,
             issuer=issuer,
             revocations=self.revocations()[1].revision,
@@ -180,6 +148,7 @@ class Authority:
             nodes=self._files.nodes(),
             keys_here=self._files.has("ca-key.pem") and self._files.has("authority-signing.key"),
             ca_not_after=known[issuer].not_after,
+            enrollment=self._files.enrollment(),
         )
 
     def bundle(self, fingerprints: Sequence[str]) -> str:
@@ -202,7 +171,7 @@ class Authority:
         *,
         now: datetime,
         issuer: str | None = None,
-        validity_days: int = LEAF_VALIDITY_DAYS,
+        validity: timedelta = LEAF_VALIDITY,
         least_epoch: int = 0,
     ) -> Issued:
         """An identity for the public key of `request`. `issuer`: fingerprint of the CA, the current one when None. `least_epoch`: the newest that
@@ -229,7 +198,7 @@ class Authority:
                 identity_epoch=max(record.identity_epoch, least_epoch) + 1,
                 **grant.model_dump(),
             )
-            leaf = issue_leaf(ca, request, claims, now=now, validity_days=validity_days)
+            leaf = issue_leaf(ca, request, claims, now=now, validity=validity)
             facts = certificate_facts(leaf)
             document = document_of(
                 claims,
@@ -238,13 +207,14 @@ class Authority:
                 expires_at=facts.not_after,
                 authority_key_id=KEY_ID,
             )
-            signed = sign_identity(document, self._files.signing_key())
+            signed = sign_identity(document, self._files.signing_key("authority" if name == "ca" else "authority-next"))
+            certificate = leaf + self._files.chain()
             self._files.write_node(
                 record.model_copy(
                     update={
                         "grant": grant,
                         "identity_epoch": claims.identity_epoch,
-                        "certificate": leaf,
+                        "certificate": certificate,
                         "identity": signed,
                         "fingerprint": facts.fingerprint,
                         "key_sha256": key_sha256,
@@ -253,7 +223,7 @@ class Authority:
                     }
                 )
             )
-        return Issued(leaf, signed, claims.identity_epoch, facts.fingerprint, ca_fingerprint)
+        return Issued(certificate, signed, claims.identity_epoch, facts.fingerprint, ca_fingerprint)
 
     def rotate(self, node_ids: Iterable[str]) -> tuple[NodeRecord, ...]:
         """Ask for a new identity of each; the next apply has it issued. A revoked node is let in again by this."""
@@ -287,7 +257,12 @@ class Authority:
                 expires_at_unix_secs=int(certificate_facts(record.certificate).not_after.timestamp()),
             )
             following = revoked(listed, entry, now_unix_secs=int(now.timestamp()))
-            signed = sign_revocations(following, self._files.signing_key(), KEY_ID)
+            server = self._files.enrollment()
+            if server is not None and server.node_id == node_id and server.epoch > server.revoked_epoch:
+                following = revoked(following, entry_of_server(server, entry), now_unix_secs=int(now.timestamp()))
+                following = following.model_copy(update={"revision": listed.revision + 1})
+                self._files.write_document("enrollment.json", server.model_copy(update={"revoked_epoch": server.epoch}))
+            signed = self._sign_revocations(following)
             # The list first: cut in between, the command is repeated and finds it.
             self._files.write("revocations.json", signed)
             self._files.write_node(
@@ -295,32 +270,79 @@ class Authority:
             )
         return following
 
+    def delegate(
+        self, request: str, verifying_key: str, *, node_id: str, issuer: str, validity_days: int, now: datetime
+    ) -> EnrollmentRecord:
+        """Let the enrollment server on `node_id` issue, with these two keys of its own. The same keys get the same again while that is fresh.
+
+        Raises RefusedError `identity.revoked`, `authority.no_key`, `certificate.*`; InputError `certificate.request_invalid`, `key.*`.
+        """
+        with self._files.locked():
+            self._refuse_revoked(self._files.node(node_id))
+            asked = Asked(node_id, request, parse_public_key(verifying_key).text, issuer, validity_days)
+            before = self._files.enrollment()
+            if before is not None and is_the_same(before, asked, now):
+                return before
+            name = self._ca_name(issuer)
+            signer = self._files.signing_key("authority" if name == "ca" else "authority-next")
+            record = delegated(
+                asked,
+                before,
+                cluster_id=self._settings.cluster_id,
+                ca=self._files.key_pair(name),
+                signer=signer,
+                now=now,
+            )
+            self._files.write_document("enrollment.json", record)
+        return record
+
+    def adopt(self, record: NodeRecord) -> None:
+        """Put into the ledger what an enrollment server gave, so that it can be taken away here."""
+        with self._files.locked():
+            known = self._files.node(record.node_id)
+            if record.identity_epoch >= known.identity_epoch:
+                kept = {"revoked_epoch": known.revoked_epoch, "rotation": known.rotation}
+                self._files.write_node(record.model_copy(update=kept))
+
     def begin_rollover(self, *, now: datetime) -> str:
-        """Make the next CA; its fingerprint. One that waits already is kept. Raises RefusedError `authority.no_key`."""
+        """Make the next CA and the next signing key; the CA's fingerprint. Those that wait already are kept. Raises RefusedError
+        `authority.no_key`."""
         with self._files.locked():
             self._files.secret("ca-key.pem")
             following = self._following()
             if following is None:
-                ca = create_ca(self._settings.cluster_id, now=now)
+                ca, signer = create_ca(self._settings.cluster_id, now=now), SigningKey.generate()
+                self._files.write("authority-next-signing.key", signer.to_pem())
+                self._files.write("authority-next-verifying.key", signer.public_text + "\n")
+                self._files.write("revocations.json", self._sign_revocations(self.revocations()[1]))
                 self._files.write("ca-next-key.pem", ca.key)
+                # The certificate last: with it the rollover has begun, and all else is there.
                 self._files.write("ca-next.pem", ca.certificate)
                 following = certificate_facts(ca.certificate).fingerprint
         return following
 
     def finish_rollover(self, held: Sequence[Mapping[str, Any]], *, now: datetime) -> bool:
-        """Once every host trusts the next CA alone it becomes the current one, and the old key is destroyed. False when it is not yet so, or
-        the keys are not here. Cut anywhere, it is finished by the next call."""
+        """Once every host trusts the next CA alone it becomes the current one, its signing key with it, and the old keys are destroyed. False
+        when it is not yet so, or the keys are not here. Cut anywhere, it is finished by the next call."""
         with self._files.locked():
             following = self._following()
             if following is None or not self._files.has("ca-next-key.pem"):
+                if following is None:
+                    self._forget_next()
                 return False
             if not held or any(tuple(each["ca"]) != (following,) or each["issuer"] != following for each in held):
                 return False
             pair = self._files.key_pair("ca-next")
+            signing, verifying = (
+                self._files.signing_key("authority-next"),
+                self._files.text("authority-next-verifying.key"),
+            )
             self._files.write("ca-key.pem", pair.key)
             self._files.write("ca.pem", pair.certificate)
-            self._files.remove("ca-next.pem")
-            self._files.remove("ca-next-key.pem")
+            self._files.write("authority-signing.key", signing.to_pem())
+            self._files.write("authority-verifying.key", verifying)
+            self._files.write("revocations.json", sign_revocations(self.revocations()[1], {KEY_ID: signing}))
+            self._forget_next()
         own = self._files.node(self._settings.node_id)
         if own.grant is not None:
             self._renew_own(own.grant, now)
@@ -339,6 +361,10 @@ class Authority:
         self._files.secret("node-key.pem")
         return self._files.path("node.pem"), self._files.path("node-key.pem")
 
+    def trusted_ca(self) -> str:
+        """What hosts trust, PEM."""
+        return self._files.trusted_ca()
+
     def own_fingerprint(self) -> str:
         """Of the certificate in node.pem."""
         return certificate_facts(self._files.text("node.pem")).fingerprint
@@ -347,8 +373,7 @@ class Authority:
         """Renew node.pem past its half-life, or when a crash left it beside another key; what an enrollment server calls. Whether it did."""
         own = self._files.node(self._settings.node_id)
         certificate = self._files.text("node.pem")
-        facts = certificate_facts(certificate)
-        fresh = now < facts.not_before + (facts.not_after - facts.not_before) * _FRESH
+        fresh = is_fresh(certificate, now)
         if own.grant is None or (fresh and matches(certificate, self._files.secret("node-key.pem"))):
             return False
         self._renew_own(own.grant, now)
@@ -360,6 +385,24 @@ class Authority:
         self._files.write("node-key.pem", key)
         self._files.write("node.pem", issued.certificate)
         self._files.write("identity.json", issued.identity)
+
+    def _sign_revocations(self, listed: RevocationList) -> str:
+        """By every signing key that is there, so that a host believes it in each step of a rollover."""
+        keys = {KEY_ID: self._files.signing_key()}
+        if self._files.has("authority-next-signing.key"):
+            keys[_NEXT_KEY_ID] = self._files.signing_key("authority-next")
+        return sign_revocations(listed, keys)
+
+    def _forget_next(self) -> None:
+        for name in _NEXT:
+            if self._files.has(name):
+                self._files.remove(name)
+
+    def _keys_by_ca(self) -> dict[str, str]:
+        texts = self._ca_texts()
+        stems = ("authority", "authority-next")[: len(texts)]
+        found = (certificate_facts(text).fingerprint for text in texts)
+        return {fingerprint: self._files.verifying_key(stem) for fingerprint, stem in zip(found, stems, strict=True)}
 
     def _following(self) -> str | None:
         return (
@@ -396,8 +439,6 @@ class Authority:
             return None
         if record.revoked_epoch >= record.identity_epoch:
             return None
-        facts = certificate_facts(record.certificate)
-        half_life = facts.not_before + (facts.not_after - facts.not_before) * _FRESH
-        if now - facts.not_before < timedelta(0) or now > half_life:
+        if not is_fresh(record.certificate, now):
             return None
         return Issued(record.certificate, record.identity, record.identity_epoch, record.fingerprint, ca)

@@ -1,14 +1,15 @@
 """The authority's directory on the operator's machine: names, rights, and how it comes to be.
 
     ca.pem ca-key.pem              the CA that issues
-    ca-next.pem ca-next-key.pem    the CA that takes over, while a rollover lasts
-    authority-signing.key          Ed25519: signs identity documents and revocations
+    authority-signing.key          Ed25519: signs identity documents, revocations and delegations
     authority-verifying.key        its public half
+    ca-next*.pem authority-next-*  those that take over, while a rollover lasts
     authority.json                 cluster, server name
     node.pem node-key.pem          the authority's own identity, which an enrollment server shows
     identity.json                  … and its signed document
     revocations.json               the signed revocation list
     nodes/<node id>.json           the ledger: what was issued to each node, its epoch, what is asked for next
+    enrollment.json                what the enrollment server was given to issue with
     .authority.lock                held by whoever writes
     .gitignore                     keeps the private keys out of commits
 
@@ -37,12 +38,15 @@ from sbctl.base.errors import InputError, LockedError, RefusedError, SbctlError
 from sbctl.base.flock import exclusive
 from sbctl.base.ids import is_id
 from sbctl.base.secret import Secret
+from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import KeyPair
 from sbctl.trust.identity import Grant
 from sbctl.trust.keys import SigningKey, parse_public_key
 
-__all__ = ["AuthorityFiles", "AuthoritySettings", "NodeRecord", "staged"]
+__all__ = ["KEY_ID", "AuthorityFiles", "AuthoritySettings", "EnrollmentRecord", "NodeRecord", "staged"]
 
+KEY_ID: Final = "authority"
+"""Under which the authority signs."""
 _PUBLIC_MAX_BYTES: Final = 4 * 1024 * 1024
 _KEY_MAX_BYTES: Final = 8 * 1024
 _LOCK_DEADLINE_S: Final = 30.0
@@ -84,6 +88,22 @@ class NodeRecord(_Strict):
     def is_shut_out(self) -> bool:
         """Its newest identity was revoked, and nobody asked for another one since."""
         return 0 < self.identity_epoch <= self.revoked_epoch and self.rotation <= self.issued_rotation
+
+
+class EnrollmentRecord(_Strict):
+    """`enrollment.json`: what an enrollment server was given to issue with. `epoch` counts delegations; `revoked_epoch` is the last that was
+    taken away."""
+
+    schema_version: Literal[1] = 1
+    node_id: str
+    epoch: int = Field(ge=1)
+    certificate: str
+    fingerprint: str
+    key_sha256: str
+    verifying_key: str
+    issuer: str
+    delegation: str
+    revoked_epoch: int = Field(default=0, ge=0)
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -183,11 +203,40 @@ class AuthorityFiles:
         """`ca` or `ca-next`."""
         return KeyPair(self.text(f"{name}.pem"), self.secret(f"{name}-key.pem"))
 
-    def signing_key(self) -> SigningKey:
-        return SigningKey.from_pem(self.secret("authority-signing.key"))
+    def signing_key(self, stem: Literal["authority", "authority-next"] = "authority") -> SigningKey:
+        return SigningKey.from_pem(self.secret(f"{stem}-signing.key"))
 
-    def verifying_key(self) -> str:
-        return parse_public_key(self.text("authority-verifying.key").strip()).text
+    def verifying_key(self, stem: str = "authority") -> str:
+        return parse_public_key(self.text(f"{stem}-verifying.key").strip()).text
+
+    def trusted_keys(self) -> AuthorityKeys:
+        """Whose revocations and documents hosts believe."""
+        stems = ("authority", "authority-next") if self.has("ca-next.pem") else ("authority",)
+        return AuthorityKeys(tuple(dict.fromkeys(self.verifying_key(stem) for stem in stems)))
+
+    def pinned_ca(self) -> str:
+        """The certificate whose key new tokens pin, PEM."""
+        return self.text("ca.pem")
+
+    def trusted_ca(self) -> str:
+        """What hosts trust, PEM."""
+        return "".join(self.text(name) for name in ("ca.pem", "ca-next.pem") if self.has(name))
+
+    def delegation(self) -> str | None:
+        """The authority's word for whoever signs here; None: it is the authority itself."""
+        return None
+
+    def reserved(self) -> frozenset[str]:
+        """Names that no token gives, since those hosts get their identity by an apply; all are free where that ledger is this one."""
+        return frozenset()
+
+    def chain(self) -> str:
+        """What stands behind every certificate that is issued, up to the CA that hosts trust: nothing, since it is that CA."""
+        return ""
+
+    def enrollment(self) -> EnrollmentRecord | None:
+        """What the enrollment server was given last."""
+        return self.document("enrollment.json", EnrollmentRecord) if self.has("enrollment.json") else None
 
     def node(self, node_id: str) -> NodeRecord:
         """The ledger's line; an empty one for a node that nothing was issued to."""

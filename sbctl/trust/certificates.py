@@ -1,6 +1,7 @@
 """X.509 for node identities: ECDSA P-256 only, and a verifier of our own that every issued certificate passes first.
 
-    CA      CN `sbproxy cluster <id>`, path length 0, 10 years
+    CA      CN `sbproxy cluster <id>`, path length 1, 10 years
+    between CN `sbproxy cluster <id> enrollment`, path length 0: of an enrollment server
     leaf    CN = node id; DNS SANs server name and node id; one URI SAN with the claims; EKU server and client; not before 5 minutes ago
 
 Of a certificate signing request only the public key is taken: names, extensions and usages that it asks for are ignored. Serials are 128
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHAIN_MAX_CERTIFICATES",
-    "LEAF_VALIDITY_DAYS",
+    "LEAF_VALIDITY",
     "PEM_MAX_BYTES",
     "CertificateFacts",
     "KeyPair",
@@ -34,6 +35,8 @@ __all__ = [
     "create_ca",
     "create_request",
     "generate_private_key",
+    "is_fresh",
+    "issue_intermediate",
     "issue_leaf",
     "matches",
     "public_key_digest",
@@ -44,7 +47,7 @@ __all__ = [
     "verify_leaf",
 ]
 
-LEAF_VALIDITY_DAYS: Final = 90
+LEAF_VALIDITY: Final = timedelta(days=90)
 PEM_MAX_BYTES: Final = 64 * 1024
 CHAIN_MAX_CERTIFICATES: Final = 4
 _CA_VALIDITY_DAYS: Final = 3650
@@ -115,14 +118,46 @@ def create_ca(cluster_id: str, *, now: datetime) -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"sbproxy cluster {cluster_id}"[:_CN_MAX_CHARS])
     builder = _builder(name, name, key.public_key(), now, now + timedelta(days=_CA_VALIDITY_DAYS))
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     certificate = _signed(builder, key, key.public_key())
     return KeyPair(certificate, _key_pem(key))
 
 
+def issue_intermediate(ca: KeyPair, request: str, name: str, *, now: datetime, validity_days: int) -> str:
+    """A CA below `ca` for the public key of `request`, which issues leaves and no further CA.
+
+    Raises InputError `certificate.request_invalid`; RefusedError `certificate.weak_key`, `certificate.ca_expired`, `certificate.no_delegation`
+    for a CA that may have none below it.
+    """
+    from cryptography import x509
+
+    public_key, issuer = _request_key(request), _load_one(ca.certificate)
+    _refuse_expired(issuer, now)
+    if (issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length or 0) < 1:
+        raise RefusedError(
+            "certificate.no_delegation",
+            "the cluster's CA was made to issue for hosts only, so no enrollment server can issue below it",
+            next_step="take it over into one that may: sbctl cluster rotate --ca, then apply three times",
+        )
+    until = min(now + timedelta(days=validity_days), issuer.not_valid_after_utc)
+    builder = _builder(_name(name), issuer.subject, public_key, now, until)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return _signed(builder, _load_key(ca.key), _ec_key(issuer.public_key()))
+
+
+def _refuse_expired(issuer: x509.Certificate, now: datetime) -> None:
+    if now > issuer.not_valid_after_utc:
+        raise RefusedError(
+            "certificate.ca_expired",
+            f"the cluster's CA expired at {issuer.not_valid_after_utc.isoformat(timespec='seconds')}",
+            next_step="make a new one: sbctl cluster rotate --ca, then sbctl apply",
+        )
+
+
 def issue_leaf(
-    ca: KeyPair, request: str, claims: IdentityClaims, *, now: datetime, validity_days: int = LEAF_VALIDITY_DAYS
+    ca: KeyPair, request: str, claims: IdentityClaims, *, now: datetime, validity: timedelta = LEAF_VALIDITY
 ) -> str:
     """A node's certificate for the public key of `request`, verified by `verify_leaf` before it is returned.
 
@@ -140,13 +175,8 @@ def issue_leaf(
         )
     public_key = _request_key(request)
     issuer = _load_one(ca.certificate)
-    if now > issuer.not_valid_after_utc:
-        raise RefusedError(
-            "certificate.ca_expired",
-            f"the cluster's CA expired at {issuer.not_valid_after_utc.isoformat(timespec='seconds')}",
-            next_step="make a new one: sbctl cluster rotate --ca, then sbctl apply",
-        )
-    until = min(now + timedelta(days=validity_days), issuer.not_valid_after_utc)
+    _refuse_expired(issuer, now)
+    until = min(now + validity, issuer.not_valid_after_utc)
     names = dict.fromkeys((claims.server_name, claims.node_id))
     alternative: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
     alternative.append(x509.UniformResourceIdentifier(claims_uri(claims)))
@@ -228,6 +258,12 @@ def renewal_time(not_before: datetime, not_after: datetime, renew_before_days: i
     if renew_before_days is None:
         return not_before + (not_after - not_before) / 2
     return max(not_before, not_after - timedelta(days=renew_before_days))
+
+
+def is_fresh(certificate: str, now: datetime) -> bool:
+    """Whether the first certificate of a chain is before the half of its life."""
+    facts = certificate_facts(certificate)
+    return facts.not_before <= now <= facts.not_before + (facts.not_after - facts.not_before) / 2
 
 
 def _check_dates(facts: CertificateFacts, now: datetime) -> None:

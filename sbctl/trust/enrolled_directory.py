@@ -1,7 +1,8 @@
 """The directory that an enrollment leaves: complete and verified, or not there.
 
     .OUT.enrolling/     while it lasts: node-key.pem, which is made first and kept, so that a repeated command is the same request
-    OUT/                node-key.pem node.pem ca.pem identity.json authority-verifying.key revocations.json
+    OUT/                node-key.pem node.pem ca.pem identity.json authority-verifying.key revocations.json [delegation.json]
+                        enrollment-server.json: where it renews
 
 The private key is made here, 0600, and stays. What the authority answered is verified from the files themselves before they get their name.
 """
@@ -20,6 +21,7 @@ from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.trust.certificates import create_request, generate_private_key, public_key_digest, verify_leaf
 from sbctl.trust.enrollment_client import Authenticated
+from sbctl.trust.enrollment_source import SOURCE_FILE
 from sbctl.trust.identity import Grant
 from sbctl.trust.node_identity import NodeIdentity, NodeIdentityFiles, verify_node_identity
 
@@ -31,6 +33,7 @@ ENROLLED_FILES: Final[Mapping[str, str]] = {
     "identity": "identity.json",
     "authority_key": "authority-verifying.key",
     "revocations": "revocations.json",
+    "delegation": "delegation.json",
 }
 _KEY: Final = "node-key.pem"
 _FILE_MAX_BYTES: Final = 4 * 1024 * 1024
@@ -73,9 +76,15 @@ class EnrolledDirectory:
             "identity": got.answer.identity,
             "authority_key": got.answer.authority_key.strip() + "\n",
             "revocations": got.answer.revocations,
+            "delegation": got.answer.delegation,
         }
         for field, name in ENROLLED_FILES.items():
-            fs.write_atomic(self.stage / name, texts[field].encode())
+            text = texts[field]
+            if text is not None:
+                fs.write_atomic(self.stage / name, text.encode())
+            else:
+                fs.remove_file(self.stage / name)
+        fs.write_atomic(self.stage / SOURCE_FILE, got.server.source().to_json())
         identity = self._verified(got, grant, now)
         self._refuse_existing()
         fs.publish_directory(self.stage, self.target)
@@ -88,11 +97,21 @@ class EnrolledDirectory:
     def _key(self) -> Secret:
         return Secret(fs.read_bounded(self.stage / _KEY, max_bytes=_FILE_MAX_BYTES))
 
-    def _text(self, field: str) -> str:
+    def _text(self, field: str) -> str | None:
+        if field == "delegation" and not os.path.lexists(self.stage / ENROLLED_FILES[field]):
+            return None
         return fs.read_bounded(self.stage / ENROLLED_FILES[field], max_bytes=_FILE_MAX_BYTES).decode("utf-8", "replace")
 
     def _verified(self, got: Authenticated, grant: Grant, now: datetime) -> NodeIdentity:
-        files = NodeIdentityFiles(**{field: self._text(field) for field in ENROLLED_FILES})
+        texts = {field: self._text(field) for field in ENROLLED_FILES}
+        files = NodeIdentityFiles(
+            certificate=texts["certificate"] or "",
+            ca=texts["ca"] or "",
+            identity=texts["identity"],
+            authority_key=texts["authority_key"],
+            revocations=texts["revocations"],
+            delegation=texts["delegation"],
+        )
         identity = verify_node_identity(files, key=self._key(), now=now)
         verify_leaf(files.certificate, got.ca, server_name=identity.claims.server_name, now=now)
         claims = identity.claims

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Final
 
 from sbctl.base.errors import InputError, RefusedError, SbctlError, UnreachableError
@@ -28,11 +29,20 @@ from sbctl.base.limits import (
     HTTP_HEADER_MAX_BYTES,
 )
 from sbctl.trust.certificates import PEM_MAX_BYTES, certificate_facts, split_chain, verify_leaf
-from sbctl.trust.enrollment_messages import CA_PATH, ENROLL_PATH, EnrollmentAnswer, EnrollmentRequest, parse_answer
+from sbctl.trust.enrollment_messages import (
+    CA_PATH,
+    ENROLL_PATH,
+    RENEW_PATH,
+    EnrollmentAnswer,
+    EnrollmentRequest,
+    parse_answer,
+    renewal_body,
+)
+from sbctl.trust.enrollment_source import EnrollmentSource
 from sbctl.trust.identity import IdentityClaims, check_clocks
 from sbctl.trust.join_token import JoinToken
 
-__all__ = ["Authenticated", "Server", "request_identity"]
+__all__ = ["Authenticated", "Server", "request_identity", "request_renewal"]
 
 _SAID_MAX_CHARS: Final = 200
 _CHUNK_BYTES: Final = 64 * 1024
@@ -48,17 +58,22 @@ class Server:
     connect_s: float = ENROLL_CONNECT_DEADLINE_S
     answer_s: float = ENROLL_DEADLINE_S
 
+    def source(self) -> EnrollmentSource:
+        """For the file that a host renews by."""
+        return EnrollmentSource(host=self.host, port=self.port, server_name=self.server_name)
+
     def __str__(self) -> str:
         return f"https://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """The answer, the CA that the token pins, PEM, and the cluster whose authority answered."""
+    """The answer, the CA that the token pins, PEM, the cluster whose authority answered, and where."""
 
     answer: EnrollmentAnswer
     ca: str
     cluster_id: str
+    server: Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +82,56 @@ class _Reply:
     date: datetime | None
     retry_after: str | None
     body: bytes
+
+
+async def request_renewal(
+    server: Server,
+    request: str,
+    *,
+    certificate: Path,
+    key: Path,
+    ca: str,
+    now: Callable[[], datetime],
+) -> EnrollmentAnswer:
+    """The next identity for the present one, whose files are `certificate` (chain) and `key`; `ca` is what this node trusts, PEM. Nothing is
+    shown to a server that is not an authority of that trust. Raises what `request_identity` raises of the connection; RefusedError
+    `enroll.renewal_refused`."""
+    context = _client_context()
+    context.load_verify_locations(cadata=ca)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(
+            "enroll.own_identity",
+            f"the node's own identity cannot be shown: {error.strerror or 'certificate and key do not belong together'}",
+            place=str(certificate),
+            next_step="enroll again with a token made for this host",
+        ) from None
+
+    def check_peer(shown: str) -> None:
+        _authority_claims(server, shown, ca, now())
+
+    body = renewal_body(request)
+    sent = _head(server, RENEW_PATH, len(body)) + body
+    reply = await _exchange(server, context, sent, ENROLL_ANSWER_MAX_BYTES, check_peer)
+    _check_date(reply, now())
+    if reply.status == 403:
+        raise RefusedError(
+            "enroll.renewal_refused",
+            f"the authority gives this host no other identity: {_said(reply.body) or 'no reason was given'}",
+            place=str(server),
+            next_step="the authority's enrollment-audit.jsonl has the reason; sbctl cluster token create --node-id HOST, then enroll again",
+        )
+    if reply.status != 200:
+        raise _refusal(server, reply)
+    return parse_answer(reply.body)
+
+
+def _head(server: Server, path: str, length: int) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: {server.server_name}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+    ).encode()
 
 
 async def request_identity(
@@ -84,15 +149,12 @@ async def request_identity(
         shown.append(_authority_claims(server, certificate, ca, now()))
 
     body = asked.to_json()
-    head = (
-        f"POST {ENROLL_PATH} HTTP/1.1\r\nHost: {server.server_name}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
-    )
-    reply = await _exchange(server, context, head.encode() + body, ENROLL_ANSWER_MAX_BYTES, check_peer)
+    head = _head(server, ENROLL_PATH, len(body))
+    reply = await _exchange(server, context, head + body, ENROLL_ANSWER_MAX_BYTES, check_peer)
     _check_date(reply, now())
     if reply.status != 200:
         raise _refusal(server, reply)
-    return Authenticated(parse_answer(reply.body), ca, shown[0].cluster_id)
+    return Authenticated(parse_answer(reply.body), ca, shown[0].cluster_id, server)
 
 
 async def _fetch_ca(server: Server, now: Callable[[], datetime]) -> str:

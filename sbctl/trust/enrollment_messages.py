@@ -1,7 +1,8 @@
 """What an enrolling host sends and gets, by the names of SBproxy's cluster enrollment. The documents travel inside TLS.
 
     POST /admin/cluster/enroll      {token, node_id, roles, labels, csr_pem}
-        200                         {certificate_pem, ca_pem, identity {document, signature}, authority_verifying_key, revocations}
+        200                         {certificate_pem, ca_pem, identity {document, signature}, authority_verifying_key, revocations, delegation?}
+    POST /admin/cluster/renew       {csr_pem}, by mutual TLS with the present identity: the same answer, of the next epoch
         400 | 401 | 413 | 429 | 503 {code, error}
     GET  /admin/cluster/ca          the CA certificate that tokens pin, PEM: public, and believed only when the pin says so
 
@@ -25,10 +26,21 @@ from sbctl.trust.certificates import PEM_MAX_BYTES
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.identity import IDENTITY_PAYLOAD_TYPE, Grant
 
-__all__ = ["CA_PATH", "ENROLL_PATH", "EnrollmentAnswer", "EnrollmentRequest", "parse_answer", "parse_request"]
+__all__ = [
+    "CA_PATH",
+    "ENROLL_PATH",
+    "RENEW_PATH",
+    "EnrollmentAnswer",
+    "EnrollmentRequest",
+    "parse_answer",
+    "parse_renewal",
+    "parse_request",
+    "renewal_body",
+]
 
 ENROLL_PATH: Final = "/admin/cluster/enroll"
 CA_PATH: Final = "/admin/cluster/ca"
+RENEW_PATH: Final = "/admin/cluster/renew"
 _NODE_ID_MAX_CHARS: Final = 64
 """As much as a certificate's subject holds."""
 
@@ -50,12 +62,17 @@ class _Identity(_Strict):
     signature: str = Field(max_length=256)
 
 
+class _Renewal(_Strict):
+    csr_pem: str = Field(max_length=PEM_MAX_BYTES)
+
+
 class _Answer(_Strict):
     certificate_pem: str
     ca_pem: str
     identity: _Identity
     authority_verifying_key: str
     revocations: str
+    delegation: str | None = None
 
 
 class EnrollmentRequest:
@@ -80,14 +97,24 @@ class EnrollmentRequest:
 class EnrollmentAnswer:
     """All that a host gets, as the files of an identity directory; all of it public."""
 
-    __slots__ = ("authority_key", "ca", "certificate", "identity", "revocations")
+    __slots__ = ("authority_key", "ca", "certificate", "delegation", "identity", "revocations")
 
-    def __init__(self, *, certificate: str, ca: str, identity: str, authority_key: str, revocations: str) -> None:
+    def __init__(
+        self,
+        *,
+        certificate: str,
+        ca: str,
+        identity: str,
+        authority_key: str,
+        revocations: str,
+        delegation: str | None = None,
+    ) -> None:
         self.certificate = certificate
         self.ca = ca
         self.identity = identity
         self.authority_key = authority_key
         self.revocations = revocations
+        self.delegation = delegation
 
     def to_json(self) -> bytes:
         _type, payload, _keyids = unverified_payload(self.identity, max_bytes=ENROLL_ANSWER_MAX_BYTES)
@@ -99,6 +126,7 @@ class EnrollmentAnswer:
                 "identity": {"document": json.loads(payload), "signature": signature},
                 "authority_verifying_key": self.authority_key,
                 "revocations": self.revocations,
+                **({} if self.delegation is None else {"delegation": self.delegation}),
             }
         )
 
@@ -133,7 +161,24 @@ def parse_answer(data: bytes) -> EnrollmentAnswer:
         identity=_envelope(read.identity.document, read.identity.signature),
         authority_key=read.authority_verifying_key,
         revocations=read.revocations,
+        delegation=read.delegation,
     )
+
+
+def renewal_body(request: str) -> bytes:
+    """What a host sends that renews."""
+    return canonical_json({"csr_pem": request})
+
+
+def parse_renewal(data: bytes) -> str:
+    """The certificate request. Raises InputError `invalid_request`, which repeats nothing of the body."""
+    try:
+        document = strict_json.loads(data, max_bytes=ENROLL_BODY_MAX_BYTES, max_depth=2)
+        return _Renewal.model_validate_json(json.dumps(document)).csr_pem
+    except InputError as error:
+        raise InputError("invalid_request", error.message) from None
+    except ValidationError as error:
+        raise InputError("invalid_request", f"the request is wrong at {_first(error)}") from None
 
 
 def _envelope(document: Mapping[str, Any], signature: str) -> str:

@@ -19,7 +19,7 @@ from sbctl.base import strict_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.trust.keys import SigningKey, parse_public_key
 
-__all__ = ["OpenedEnvelope", "open_envelope", "pae", "sign_envelope", "unverified_payload"]
+__all__ = ["OpenedEnvelope", "open_envelope", "pae", "sign_envelope", "sign_together", "unverified_payload"]
 
 _MAX_SIGNATURES: Final = 8
 
@@ -55,12 +55,19 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 def sign_envelope(payload_type: str, payload: bytes, key: SigningKey, keyid: str) -> str:
     """The envelope as JSON text."""
-    signature = key.sign(pae(payload_type, payload))
+    return sign_together(payload_type, payload, {keyid: key})
+
+
+def sign_together(payload_type: str, payload: bytes, keys: Mapping[str, SigningKey]) -> str:
+    """The envelope signed by each of `keys` (key id → key): any one of them opens it."""
+    message = pae(payload_type, payload)
     return json.dumps(
         {
             "payload": base64.b64encode(payload).decode(),
             "payloadType": payload_type,
-            "signatures": [{"keyid": keyid, "sig": base64.b64encode(signature).decode()}],
+            "signatures": [
+                {"keyid": keyid, "sig": base64.b64encode(key.sign(message)).decode()} for keyid, key in keys.items()
+            ],
         },
         separators=(",", ":"),
     )

@@ -24,6 +24,7 @@ from sbctl.base import strict_json
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import is_id
+from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.envelope import open_envelope, sign_envelope
 from sbctl.trust.keys import SigningKey
 
@@ -200,12 +201,10 @@ def sign_identity(document: IdentityDocument, key: SigningKey) -> str:
     return sign_envelope(IDENTITY_PAYLOAD_TYPE, payload, key, document.authority_key_id)
 
 
-def open_identity(envelope_text: str, authority_key: str) -> IdentityDocument:
-    """A document that the authority with this public key signed. Raises InputError `identity.invalid`, `envelope.*`, `json.*`; RefusedError
+def open_identity(envelope_text: str, keys: AuthorityKeys) -> IdentityDocument:
+    """A document that one of these keys signed. Raises InputError `identity.invalid`, `envelope.*`, `json.*`; RefusedError
     `envelope.bad_signature`, `envelope.wrong_type`."""
-    opened = open_envelope(
-        envelope_text, IDENTITY_PAYLOAD_TYPE, {"authority": authority_key}, max_bytes=_DOCUMENT_MAX_BYTES
-    )
+    opened = open_envelope(envelope_text, IDENTITY_PAYLOAD_TYPE, keys.signers(), max_bytes=_DOCUMENT_MAX_BYTES)
     return _parsed(IdentityDocument, opened.payload, "identity.invalid", "the identity document", _DOCUMENT_MAX_BYTES)
 
 

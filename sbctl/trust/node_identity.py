@@ -1,6 +1,7 @@
 """What a node holds of its identity, and whether all of it is good: the rules for both ways to prove who a node is.
 
-    enrolled     the authority signed an identity document; identity.json and authority-verifying.key are both there
+    enrolled     the authority signed an identity document; identity.json and authority-verifying.key are both there. Where an enrollment
+                 server signed it, delegation.json holds the authority's word for that server
     manual_pki   a PKI of the user's own: the certificate alone says who the node is; both files are absent
 
 One of the two files alone is an error, never a guess. Pure; takes `now`.
@@ -14,6 +15,7 @@ from typing import Literal
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
+from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import (
     CertificateFacts,
     certificate_facts,
@@ -22,6 +24,7 @@ from sbctl.trust.certificates import (
     split_chain,
     verify_leaf,
 )
+from sbctl.trust.delegation import check_delegated, check_delegation, open_delegation
 from sbctl.trust.identity import IdentityClaims, check_document, open_identity
 from sbctl.trust.revocation import open_revocations, refuse_revoked
 
@@ -39,6 +42,8 @@ class NodeIdentityFiles:
     identity: str | None = None
     authority_key: str | None = None
     revocations: str | None = None
+    delegation: str | None = None
+    """Only of a host that enrolled at a server of its own keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ def attestation_of(*, has_document: bool, has_authority_key: bool) -> Attestatio
 
 
 def verify_node_identity(files: NodeIdentityFiles, *, key: Secret, now: datetime) -> NodeIdentity:
-    """All of it, in this order: which files are there, claims, key, chain, dates, document, revocations.
+    """All of it, in this order: which files are there, claims, key, chain, dates, revocation list, delegation, document, revoked.
 
     Raises InputError `identity.incomplete`, `identity.claims_invalid`, `certificate.invalid`, `certificate.key_invalid`, `envelope.*`;
     RefusedError `certificate.*`, `identity.*`, `envelope.bad_signature`.
@@ -83,16 +88,22 @@ def verify_node_identity(files: NodeIdentityFiles, *, key: Secret, now: datetime
     verify_leaf(files.certificate, files.ca, server_name=claims.server_name, now=now)
     revision = 0
     if files.identity is not None and files.authority_key is not None:
-        authority_key = files.authority_key.strip()
-        document = open_identity(files.identity, authority_key)
-        check_document(document, claims, certificate_sha256=facts.fingerprint, now=now)
         if files.revocations is None:
             raise InputError(
                 "identity.incomplete",
                 "revocations.json is missing, so a revoked peer would be believed",
                 next_step="sbctl apply installs it",
             )
-        listed = open_revocations(files.revocations, authority_key)
+        keys = AuthorityKeys.parse(files.authority_key)
+        listed = open_revocations(files.revocations, keys)
+        signers = keys
+        if files.delegation is not None:
+            delegation = open_delegation(files.delegation, keys)
+            check_delegation(delegation, listed, now=now)
+            check_delegated(delegation, claims, files.certificate)
+            signers = AuthorityKeys((delegation.verifying_key,))
+        document = open_identity(files.identity, signers)
+        check_document(document, claims, certificate_sha256=facts.fingerprint, now=now)
         refuse_revoked(listed, claims)
         revision = listed.revision
     return NodeIdentity(

@@ -7,7 +7,7 @@ the authority's key with a revision that only grows. Expired identities leave th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,7 +16,8 @@ from sbctl.base import strict_json
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import DIGEST_RE
-from sbctl.trust.envelope import open_envelope, sign_envelope
+from sbctl.trust.authority_keys import AuthorityKeys
+from sbctl.trust.envelope import open_envelope, sign_together
 from sbctl.trust.identity import IdentityClaims
 from sbctl.trust.keys import SigningKey
 
@@ -57,14 +58,14 @@ class RevocationList(_Strict):
     entries: tuple[Revocation, ...] = Field(default=(), max_length=10_000)
 
 
-def sign_revocations(listed: RevocationList, key: SigningKey, keyid: str) -> str:
-    """The list as `revocations.json` holds it."""
-    return sign_envelope(REVOCATION_PAYLOAD_TYPE, canonical_json(listed.model_dump(mode="json")), key, keyid)
+def sign_revocations(listed: RevocationList, keys: Mapping[str, SigningKey]) -> str:
+    """The list as `revocations.json` holds it, signed by each of `keys` (key id → key): two while a rollover lasts."""
+    return sign_together(REVOCATION_PAYLOAD_TYPE, canonical_json(listed.model_dump(mode="json")), keys)
 
 
-def open_revocations(envelope_text: str, authority_key: str) -> RevocationList:
+def open_revocations(envelope_text: str, keys: AuthorityKeys) -> RevocationList:
     """A list signed by the authority. Raises InputError `revocations.invalid`, `envelope.*`; RefusedError `envelope.bad_signature`."""
-    opened = open_envelope(envelope_text, REVOCATION_PAYLOAD_TYPE, {"authority": authority_key}, max_bytes=_MAX_BYTES)
+    opened = open_envelope(envelope_text, REVOCATION_PAYLOAD_TYPE, keys.signers(), max_bytes=_MAX_BYTES)
     document = strict_json.loads(opened.payload, max_bytes=_MAX_BYTES, max_depth=8)
     try:
         return RevocationList.model_validate_json(json.dumps(document))

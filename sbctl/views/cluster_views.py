@@ -13,7 +13,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sbctl.base.clock import rfc3339
-from sbctl.trust.authority import Authority, AuthorityFacts
+from sbctl.trust.authority import Authority
+from sbctl.trust.authority_facts import AuthorityFacts
 from sbctl.views.layout import safe
 from sbctl.views.tables import Column, render_fields, render_rows
 

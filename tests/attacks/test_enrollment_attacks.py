@@ -92,7 +92,7 @@ def test_D2_of_fifty_threads_with_one_token_one_gets_a_certificate(enrollment: E
 
     def one(index: int) -> str | None:
         try:
-            return Enrollment(enrollment.authority.directory).enroll(requests[index], source="", now=now()).certificate
+            return Enrollment.open(enrollment.authority.directory).enroll(requests[index], source="", now=now()).certificate
         except RefusedError:
             return None
 
@@ -163,7 +163,7 @@ def test_D4_no_token_makes_an_authority_or_lives_for_long(enrollment: Enrollment
     assert create(node_id="authority").code == "enroll.authority_name"
     assert {create(ttl_s=seconds).code for seconds in (0, -1, 604_801)} == {"enroll.bad_constraint"}
     (enrollment.authority.directory / "ca-key.pem").unlink()
-    assert refusal(lambda: Enrollment(enrollment.authority.directory)).code == "authority.no_key"
+    assert refusal(lambda: Enrollment.open(enrollment.authority.directory)).code == "authority.no_key"
 
 
 def test_D5_secrets_are_compared_in_constant_time_and_kept_as_hashes(enrollment: Enrollment) -> None:

@@ -21,6 +21,7 @@ from sbctl.base import fs
 from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.trust.authority import Authority
+from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import (
     KeyPair,
     certificate_facts,
@@ -564,7 +565,7 @@ def test_a_document_of_another_authority_or_certificate_is_refused(authority: Au
     newer = installed(authority, other_key)
     mixed = NodeIdentityFiles(newer.certificate, newer.ca, files.identity, files.authority_key, files.revocations)
     assert refusal(lambda: verify_node_identity(mixed, key=other_key, now=NOW)).code == "identity.mismatch"
-    document = open_identity(str(files.identity), authority.verifying_key)
+    document = open_identity(str(files.identity), AuthorityKeys((authority.verifying_key,)))
     with pytest.raises(RefusedError):
         check_document(document, CLAIMS, certificate_sha256="0" * 64, now=NOW)
 

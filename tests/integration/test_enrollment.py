@@ -33,7 +33,7 @@ from sbctl.base.errors import RefusedError
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.enrollment_messages import parse_request
 try:
-    answer = Enrollment(Path(sys.argv[1])).enroll(parse_request(sys.stdin.buffer.read()), source="", now=datetime.now(UTC))
+    answer = Enrollment.open(Path(sys.argv[1])).enroll(parse_request(sys.stdin.buffer.read()), source="", now=datetime.now(UTC))
     print(answer.certificate)
 except RefusedError:
     print("refused")
@@ -141,7 +141,8 @@ def test_D6_a_host_enrolls_and_its_token_is_nowhere_afterwards(
     assert json.loads(listed.stdout)["tokens"][0]["used_by"] == "gpu-a"
     assert (document["node_id"], document["cluster_id"], document["identity_epoch"]) == ("gpu-a", "prod", 1)
     assert sorted(path.name for path in out.iterdir()) == [
-        "authority-verifying.key", "ca.pem", "identity.json", "node-key.pem", "node.pem", "revocations.json",
+        "authority-verifying.key", "ca.pem", "enrollment-server.json", "identity.json", "node-key.pem", "node.pem",
+        "revocations.json",
     ]  # fmt: skip
     assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o600}
     assert not (tmp_path / ".node.enrolling").exists()

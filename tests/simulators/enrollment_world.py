@@ -35,7 +35,7 @@ def now() -> datetime:
 def authority_in(directory: Path, *, cluster_id: str = "prod") -> Enrollment:
     grant = Grant(node_id="authority", roles=("gateway", "authority"))
     Authority.create(directory, cluster_id=cluster_id, grant=grant, server_name=SERVER_NAME, now=now())
-    return Enrollment(directory)
+    return Enrollment.open(directory)
 
 
 def token_of(

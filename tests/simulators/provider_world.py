@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +103,20 @@ class SimServices:
     def secret(self, reference: str) -> Secret:
         return Secret(self.secrets[reference].encode())
 
-    def issue_identity(self, request: str, grant: Mapping[str, Any], **asked: Any) -> Mapping[str, str]:
+    def issue_identity(
+        self, request: str, grant: Mapping[str, Any], *, validity_days: int, **asked: Any
+    ) -> Mapping[str, str]:
         assert self.authority is not None
         granted = Grant.model_validate_json(json.dumps(dict(grant)))
-        issued = self.authority.issue(request, granted, now=self.clock.now(), **asked)
+        validity = timedelta(days=validity_days)
+        issued = self.authority.issue(request, granted, now=self.clock.now(), validity=validity, **asked)
         return {"certificate": issued.certificate, "identity": issued.identity}
 
     def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
         assert self.authority is not None
         return {
             "ca": self.authority.bundle(ca),
-            "authority_key": self.authority.verifying_key,
+            "authority_key": self.authority.keys(ca).text(),
             "revocations": self.authority.revocations()[0],
         }
 

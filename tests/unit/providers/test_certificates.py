@@ -162,10 +162,11 @@ def test_a_revoked_host_loses_its_identity_and_every_other_learns_of_it(world: P
     assert world.settled()
 
 
-def test_the_CA_is_taken_over_in_three_applies_without_a_gap(world: ProviderWorld) -> None:
+def test_CA_and_signing_key_are_taken_over_in_three_applies_without_a_gap(world: ProviderWorld) -> None:
     world.apply()
     assert world.authority is not None
-    first = world.authority.facts().issuer
+    first, signer = world.authority.facts().issuer, world.authority.verifying_key
+    stolen = (world.authority.directory / "authority-signing.key").read_bytes()
     following = world.authority.begin_rollover(now=world.fleet.clock.now())
     seen: list[tuple[BlastRadius, list[int]]] = []
     for _ in range(3):
@@ -186,6 +187,13 @@ def test_the_CA_is_taken_over_in_three_applies_without_a_gap(world: ProviderWorl
     assert world.settled()
     assert {tuple(one["ca"]) for one in held} == {(following,)}
     assert first not in str(held)
+    assert world.authority.verifying_key != signer
+    for host in world.fleet.hosts.values():
+        assert (files(host).link / "authority-verifying.key").read_text() == f"{world.authority.verifying_key}\n"
+    left = [path for path in world.authority.directory.rglob("*") if path.is_file()]
+    assert not [path.name for path in left if "next" in path.name or path.read_bytes() == stolen]
+    world.authority.revoke("gpu-c", reason="", now=world.fleet.clock.now())
+    assert world.apply().status == "applied"
 
 
 def test_a_rollback_brings_back_roles_and_labels_and_no_old_trust(world: ProviderWorld) -> None:

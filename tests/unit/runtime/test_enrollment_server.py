@@ -20,6 +20,7 @@ from sbctl.trust.certificates import certificate_facts, generate_private_key
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.enrollment_messages import CA_PATH, ENROLL_PATH
 from sbctl.trust.identity import Grant
+from sbctl.trust.revocation import RevocationList
 from tests.simulators.enrollment_world import ask, asking, authority_in, now, serving, token_of
 
 JSON = "application/json"
@@ -63,7 +64,9 @@ async def test_every_request_gets_a_code_and_every_outcome_is_counted(
                 assert (answer.status, code in text) == (status, True), (path, text)
                 assert good["token"] not in text
                 assert answer.headers["Cache-Control"] == "no-store"
-        monkeypatch.setattr(Authority, "revocations", lambda _self: ("x" * 200_000, None))
+        monkeypatch.setattr(
+            Authority, "revocations", lambda _self: ("x" * 200_000, RevocationList(cluster_id="prod", revision=0))
+        )
         with pytest.raises(SbctlError) as caught:
             await asking(port, token, ask(token))
         assert caught.value.code == "enroll.authority_unavailable"
