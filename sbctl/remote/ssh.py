@@ -258,6 +258,7 @@ class SshTransport:
         seconds = max(0.1, min(deadline_s, SSH_CONNECT_DEADLINE_S))
         for attempt in range(2):
             transport = self._connected(deadline_s)
+            asked_at_s = self._clock.monotonic_s()
             try:
                 return transport.open_session(timeout=seconds), transport
             except LOST as error:
@@ -268,8 +269,9 @@ class SshTransport:
                         place=self._place,
                         next_step="raise MaxSessions in the host's sshd_config",
                     ) from error
-                if transport.is_active():
-                    self._disconnect()
+                # A write may meet the end of a connection before its reader does: only time tells silence from an end.
+                self._disconnect()
+                if self._clock.monotonic_s() - asked_at_s >= seconds:
                     raise timed_out(self._place, seconds) from error
                 if attempt:
                     raise lost(self._place) from error

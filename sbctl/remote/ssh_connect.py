@@ -19,6 +19,7 @@ from typing import Final
 
 import paramiko
 
+from sbctl.base.clock import Clock
 from sbctl.base.connection import Jump
 from sbctl.base.errors import UnreachableError
 from sbctl.base.host_keys import HostKey, parse_host_key
@@ -53,7 +54,7 @@ def hop_place(path: Sequence[Jump]) -> str:
 
 
 def connect_hop(
-    hop: Jump, login: Login, *, place: str, through: paramiko.Transport | None, seconds: float
+    hop: Jump, login: Login, *, place: str, through: paramiko.Transport | None, seconds: float, clock: Clock
 ) -> paramiko.Transport:
     """Within about `seconds` a step. Raises UnreachableError of one of the three kinds, InputError `ssh.host_key_invalid`."""
     pins = tuple(HostKeyPin(text) for text in hop.host_keys)
@@ -62,24 +63,26 @@ def connect_hop(
     for family in key_families(pins):
         if any(_is_of(key, family) for key in shown):
             continue
-        carrier = _dial(hop, place, limit_s) if through is None else _open_through(through, hop, place, limit_s)
+        carrier = _carrier(hop, place, through, limit_s, clock)
         transport = _handshake(carrier, family, place, limit_s, optional=bool(shown))
         if transport is None:
             continue
         key = transport.get_remote_server_key()
         if any(key.fingerprint == pin.fingerprint for pin in pins):
-            _authenticate(transport, hop, login, place)
+            _authenticate(transport, hop, login, place, seconds=limit_s, clock=clock)
             return transport
         close_quietly(transport)
         shown.append(key)
     raise _host_key_error(hop.name, pins, shown, place)
 
 
-def shown_host_key(hop: Jump, *, place: str, through: paramiko.Transport | None, seconds: float) -> HostKey:
+def shown_host_key(
+    hop: Jump, *, place: str, through: paramiko.Transport | None, seconds: float, clock: Clock
+) -> HostKey:
     """The best key that the sshd proves to have, pinned or not; nobody logs in. Raises UnreachableError."""
     limit_s = min(SSH_CONNECT_DEADLINE_S, max(0.1, seconds))
     for family in KEY_FAMILIES:
-        carrier = _dial(hop, place, limit_s) if through is None else _open_through(through, hop, place, limit_s)
+        carrier = _carrier(hop, place, through, limit_s, clock)
         transport = _handshake(carrier, family, place, limit_s, optional=True)
         if transport is None:
             continue
@@ -97,6 +100,12 @@ def shown_host_key(hop: Jump, *, place: str, through: paramiko.Transport | None,
 def _is_of(key: paramiko.PKey, family: tuple[str, ...]) -> bool:
     name = key.get_name()
     return name in family or (name == "ssh-rsa" and "rsa-sha2-512" in family)
+
+
+def _carrier(
+    hop: Jump, place: str, through: paramiko.Transport | None, seconds: float, clock: Clock
+) -> socket.socket | paramiko.Channel:
+    return _dial(hop, place, seconds) if through is None else _open_through(through, hop, place, seconds, clock)
 
 
 def _dial(hop: Jump, place: str, seconds: float) -> socket.socket:
@@ -118,8 +127,9 @@ def _dial(hop: Jump, place: str, seconds: float) -> socket.socket:
     )
 
 
-def _open_through(through: paramiko.Transport, hop: Jump, place: str, seconds: float) -> paramiko.Channel:
+def _open_through(through: paramiko.Transport, hop: Jump, place: str, seconds: float, clock: Clock) -> paramiko.Channel:
     """A TCP connection that the jump makes for us. Raises UnreachableError; what the library raises when the jump itself is gone."""
+    asked_at_s = clock.monotonic_s()
     try:
         return through.open_channel("direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=seconds)
     except paramiko.ChannelException as error:
@@ -141,7 +151,8 @@ def _open_through(through: paramiko.Transport, hop: Jump, place: str, seconds: f
             retryable=True,
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if not through.is_active():
+        # A write may meet the end of a connection before its reader does: only time tells silence from an end.
+        if clock.monotonic_s() - asked_at_s < seconds:
             raise
         raise UnreachableError(
             "ssh.no_answer",
@@ -188,22 +199,26 @@ def _handshake(
     return transport
 
 
-def _authenticate(transport: paramiko.Transport, hop: Jump, login: Login, place: str) -> None:
+def _authenticate(
+    transport: paramiko.Transport, hop: Jump, login: Login, place: str, *, seconds: float, clock: Clock
+) -> None:
     user = hop.user or getpass.getuser()
     said = ""
     for key in login.keys:
+        asked_at_s = clock.monotonic_s()
         try:
             further = transport.auth_publickey(user, key)
-        except paramiko.AuthenticationException as error:
-            said = foreign_text(str(error))
         except (paramiko.SSHException, OSError, EOFError) as error:
+            # The library calls silence and an end "authentication failed" as well.
+            is_late = clock.monotonic_s() - asked_at_s >= seconds
+            if isinstance(error, paramiko.AuthenticationException) and transport.is_active() and not is_late:
+                said = foreign_text(str(error))
+                continue
             close_quietly(transport)
-            if said:
+            if said and not is_late:
                 # It ended the connection after one key too many.
                 break
-            raise UnreachableError(
-                "ssh.connection_lost", "the connection ended during authentication", place=place, retryable=True
-            ) from error
+            raise _login_interrupted(place, seconds if is_late else None) from error
         else:
             if not further:
                 transport.set_keepalive(SSH_KEEPALIVE_S)
@@ -212,6 +227,18 @@ def _authenticate(transport: paramiko.Transport, hop: Jump, login: Login, place:
             said = f"the host also asks for {foreign_text(', '.join(further))}"
     close_quietly(transport)
     raise _refused(user, login, said, place)
+
+
+def _login_interrupted(place: str, silent_s: float | None) -> UnreachableError:
+    """`silent_s`: how long no answer came; None when the connection ended."""
+    what = "the connection ended" if silent_s is None else f"no answer came in {silent_s:.3g} s"
+    return UnreachableError(
+        "ssh.connection_lost" if silent_s is None else "ssh.no_answer",
+        f"{what} during authentication",
+        place=place,
+        next_step="check the load of the host and the network, then run the command again",
+        retryable=True,
+    )
 
 
 def _refused(user: str, login: Login, said: str, place: str) -> UnreachableError:

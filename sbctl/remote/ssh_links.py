@@ -59,7 +59,7 @@ class SshLinks:
             raise timed_out(place, deadline_s)
         try:
             left = max(0.0, deadline - self._clock.monotonic_s())
-            return shown_host_key(whole[-1], place=place, through=through, seconds=left)
+            return shown_host_key(whole[-1], place=place, through=through, seconds=left, clock=self._clock)
         except LOST as error:
             raise lost(hop_place(whole[:-1] or whole)) from error
         finally:
@@ -84,7 +84,7 @@ class SshLinks:
                     raise timed_out(place, max(0.0, deadline - begun))
                 try:
                     left = max(0.0, deadline - self._clock.monotonic_s())
-                    transport = connect_hop(hop, login, place=place, through=through, seconds=left)
+                    transport = connect_hop(hop, login, place=place, through=through, seconds=left, clock=self._clock)
                 except LOST as error:
                     # The shared connection to the jump was found dead.
                     self._forget(path[:-1], through)

@@ -196,6 +196,17 @@ def test_E4_a_host_that_says_no_is_told_apart(hostile: HostileSsh, flaw: str, co
     assert error.next_step
 
 
+@pytest.mark.parametrize(
+    ("flaw", "code"), [("ends_at_login", "ssh.connection_lost"), ("silent_at_login", "ssh.no_answer")]
+)
+def test_E4_an_end_or_silence_at_login_is_no_refusal_of_the_key(hostile: HostileSsh, flaw: str, code: str) -> None:
+    setattr(hostile, flaw, True)
+    error = _failure(hostile.connection, SHORT_S)
+    assert error.code == code
+    assert error.retryable
+    assert error.next_step
+
+
 NODE = """
 import json, os, struct, sys
 sys.stderr.write("noise " * 100000); sys.stderr.flush()

@@ -178,6 +178,10 @@ class _Server(paramiko.ServerInterface):
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self._owner.seen.auth_attempts.append(("publickey", username, key.fingerprint))
+        if self._owner.ends_at_login:
+            self._owner.drop_everybody()
+        if self._owner.silent_at_login:
+            self._owner.ended.wait()
         allowed = key.fingerprint == self._owner.client_key.fingerprint and not self._owner.refuses_everybody
         if allowed:
             with self._owner.lock:
@@ -237,6 +241,8 @@ class HostileSsh:
         self.behaviour = behaviour
         self.banner = banner
         self.refuses_everybody = False
+        self.ends_at_login = False
+        self.silent_at_login = False
         self.opens_no_channels = False
         self.refuses_commands = False
         self.never_answers_requests = False
