@@ -25,6 +25,7 @@ from typing import Final, Literal
 from sbctl.artifacts.cache_root import check_root
 from sbctl.artifacts.locks import artifact_lock_path, hold, lease_path, mutation_lock_path, require_locks
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
+from sbctl.artifacts.partial import fetched_bytes
 from sbctl.artifacts.seal import MANIFEST, Manifest, broken_seal, digest_of_name, read_manifest, seal_files
 from sbctl.artifacts.usage import forget_usage, note_use
 from sbctl.base import fs
@@ -114,7 +115,7 @@ class ArtifactCache:
                 return CacheEntry(artifact, "corrupt", 0, error.message)
             reason = broken_seal(snapshot, manifest)
             return CacheEntry(artifact, "corrupt" if reason else "ready", manifest.facts.total_bytes, reason)
-        fetched = _tree_bytes(self.partials_path(artifact))
+        fetched = fetched_bytes(self.partials_path(artifact))
         return CacheEntry(artifact, "partial", fetched) if fetched else None
 
     def entries(self) -> tuple[CacheEntry, ...]:

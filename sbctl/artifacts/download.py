@@ -1,8 +1,9 @@
-"""Fetch one file to a local path and be sure of it: resumed, hashed while it streams, capped, tried again, then made durable.
+"""Fetch one file to a local path and be sure of it: continued, hashed while it arrives, capped, tried again, then made durable.
 
-What may be fetched and connected to is `fetch_policy`; following redirects is `fetcher`; keeping what was got is `partial`. Here is the
-order of attempts: the locations in turn, each again while it makes progress, DOWNLOAD_ATTEMPTS times without any. A full disk, a refused
-address or a wrong size ends a location at once; a wrong digest is tried once more from the first byte if the download had been resumed.
+What may be fetched and connected to is `fetch_policy`; following redirects is `fetcher`; who fetches is `claim`; keeping what was got is
+`partial`; bringing it is `transfer`. Here is the order of attempts: the sources in turn, each again while it makes progress, DOWNLOAD_ATTEMPTS
+times without any. What one source brought, the next continues. Bytes with another digest are thrown away; when several sources had brought
+them, each is then asked for the whole, so that the one with the wrong bytes is named. A full disk ends everything at once.
 """
 
 from __future__ import annotations
@@ -11,23 +12,22 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
-import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 from yarl import URL
 
 from sbctl.artifacts.archive import read_member
+from sbctl.artifacts.claim import Claim, Claimant
 from sbctl.artifacts.fetch_policy import parse_url, shown
-from sbctl.artifacts.fetcher import Fetcher, transport_error
-from sbctl.artifacts.partial import Partial, require_space
+from sbctl.artifacts.fetcher import Fetcher
+from sbctl.artifacts.http_answers import pause_s, size_error
+from sbctl.artifacts.partial import Partial, Validator, require_space
 from sbctl.artifacts.sources import ArchivePin, Location
+from sbctl.artifacts.transfer import Transfer, source_place
 from sbctl.base import fs
-from sbctl.base.digests import sha256_bytes, sha256_file
+from sbctl.base.digests import sha256_file
 from sbctl.base.errors import ArtifactError, SbctlError
 from sbctl.base.limits import DOWNLOAD_ATTEMPTS, GIB
 
@@ -38,15 +38,10 @@ Progress = Callable[[int, int | None], None]
 
 Sleep = Callable[[float], Awaitable[None]]
 
-_CHUNK_BYTES: Final = 256 * 1024
 _UNKNOWN_SIZE_CAP_BYTES: Final = 8 * GIB
-_BACKOFF_FIRST_S: Final = 0.5
-_BACKOFF_CAP_S: Final = 30.0
-_RETRY_AFTER_CAP_S: Final = 120.0
-_LOCK_POLL_S: Final = 0.2
+_CLAIM_POLL_S: Final = 0.2
 _MAX_ATTEMPTS: Final = 100
 """Also for a server that gives a little each time."""
-_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 async def fetch_file(
@@ -58,31 +53,57 @@ async def fetch_file(
     progress: Progress | None = None,
     fetcher: Fetcher | None = None,
     sleep: Sleep = asyncio.sleep,
+    note: Callable[[str], None] | None = None,
 ) -> int:
     """Leave a file with exactly this digest at `target`, durably, mode 0600; returns how many bytes came over the network.
 
-    A `target` that already has the digest is left alone. `sources` are URLs or Locations, tried in order. After a failure `target` does
-    not exist, and what can be continued lies beside it. Raises ArtifactError of the last location, SbctlError `disk.*` at once.
+    A `target` that already has the digest is left alone. `sources` are URLs or Locations, tried in order; `note` is told in one sentence each
+    time one is given up for the next. After a failure `target` does not exist, and what can be continued lies beside it. Raises ArtifactError
+    of the last source, with the others in `detail["sources"]`; SbctlError `disk.*` at once.
     """
     if await asyncio.to_thread(_is_done, target, sha256):
         return 0
     if fetcher is None:
         async with Fetcher() as opened:
             return await fetch_file(
-                sources, target, sha256=sha256, size_bytes=size_bytes, progress=progress, fetcher=opened, sleep=sleep
-            )
+                sources, target, sha256=sha256, size_bytes=size_bytes, progress=progress, fetcher=opened, sleep=sleep, note=note
+            )  # fmt: skip
+    locations = [Location(url=parse_url(source)) if isinstance(source, str) else source for source in sources]
     job = _Job(fetcher, sleep, progress or (lambda _done, _total: None))
-    last: ArtifactError | None = None
-    for source in sources:
-        location = Location(url=parse_url(source)) if isinstance(source, str) else source
+    given_up: list[tuple[str, ArtifactError]] = []
+    for number, location in enumerate(locations):
         try:
-            await job.get(location, target, sha256, size_bytes)
+            await job.get(location, target, sha256, size_bytes, is_last=number == len(locations) - 1)
             return job.received_bytes
         except ArtifactError as error:
             if error.code.startswith("disk."):
                 raise
-            last = error
-    raise last or ArtifactError("artifact.no_source", "no source names this file", place=str(target))
+            given_up.append((_place_of(location), error))
+            if note is not None and number < len(locations) - 1:
+                note(f"{_place_of(location)} is left for the next source: {error.message}")
+    raise _all_failed(given_up, target)
+
+
+def _place_of(location: Location) -> str:
+    return shown(location.url) if location.url is not None else str(location.path)
+
+
+def _all_failed(given_up: Sequence[tuple[str, ArtifactError]], target: Path) -> ArtifactError:
+    if not given_up:
+        return ArtifactError("artifact.no_source", "no source names this file", place=str(target))
+    last = given_up[-1][1]
+    if len(given_up) > 1:
+        others = "; ".join(f"{place}: {error.message}" for place, error in given_up[:-1])
+        tried = [{"place": place, "code": error.code, "message": error.message} for place, error in given_up]
+        return ArtifactError(
+            last.code,
+            f"{last.message} (before it: {others})",
+            place=last.place,
+            next_step=last.next_step,
+            retryable=any(error.retryable for _, error in given_up),
+            detail={**last.detail, "sources": tried},
+        )
+    return last
 
 
 class _Job:
@@ -94,20 +115,25 @@ class _Job:
         self._progress = progress
         self.received_bytes = 0
 
-    async def get(self, location: Location, target: Path, sha256: str, size_bytes: int | None) -> None:
+    async def get(
+        self, location: Location, target: Path, sha256: str, size_bytes: int | None, *, is_last: bool
+    ) -> None:
         if location.path is not None:
             await self._store(target, sha256, size_bytes, _pieces(location.path), str(location.path))
-        elif location.archive is None:
-            assert location.url is not None
-            await self._download(location.url, target, sha256, size_bytes)
+            return
+        assert location.url is not None
+        self._fetcher.origins.add_source(location.url)
+        if location.archive is None:
+            await self._download(location.url, target, sha256, size_bytes, is_last=is_last)
         else:
-            assert location.url is not None
-            await self._member(location.url, location.archive, target, sha256, size_bytes)
+            await self._member(location.url, location.archive, target, sha256, size_bytes, is_last=is_last)
 
-    async def _member(self, url: URL, pin: ArchivePin, target: Path, sha256: str, size_bytes: int | None) -> None:
+    async def _member(
+        self, url: URL, pin: ArchivePin, target: Path, sha256: str, size_bytes: int | None, *, is_last: bool
+    ) -> None:
         archive = target.with_name(target.name + ".archive")
         require_space(target.parent, (pin.size_bytes or 0) + (size_bytes or 0))
-        await self._download(url, archive, pin.sha256, pin.size_bytes)
+        await self._download(url, archive, pin.sha256, pin.size_bytes, is_last=is_last)
         try:
             pieces = read_member(archive, pin.member, max_bytes=size_bytes or _UNKNOWN_SIZE_CAP_BYTES)
             await self._store(target, sha256, size_bytes, pieces, shown(url))
@@ -121,109 +147,88 @@ class _Job:
         self, target: Path, sha256: str, size_bytes: int | None, pieces: Iterable[bytes], place: str
     ) -> None:
         """Write pieces that are already on this machine; their digest decides."""
-        partial = await self._locked(target, sha256)
-        if partial is None:
+        claim = await self._claimed(target, sha256)
+        if claim is None:
             return
+        partial = Partial(target, claim, "", size_bytes)
         try:
             require_space(target.parent, size_bytes or 0)
-            partial.restart(sha256=sha256, total_bytes=None, place="", etag="")
             await asyncio.to_thread(_write_pieces, partial, pieces, size_bytes, place)
-            _check(partial, sha256, size_bytes, place)
+            _check(await asyncio.to_thread(partial.hexdigest), sha256, place)
             await asyncio.to_thread(partial.finish)
-        except BaseException:
-            partial.discard()
-            raise
         finally:
-            partial.close()
+            await asyncio.to_thread(_end, partial, claim)
 
-    async def _download(self, url: URL, target: Path, sha256: str | None, size_bytes: int | None) -> None:
-        """`sha256` None: an archive that nothing pins; its member's digest decides."""
-        partial = await self._locked(target, sha256)
-        if partial is None:
-            return
-        if url.host in ("127.0.0.1", "::1", "localhost"):
-            self._fetcher.origins.add(url)
-        failures, restarted = 0, False
-        try:
-            for attempt in itertools.count(1):
-                before = partial.size_bytes
-                try:
-                    resumed = await self._attempt(url, partial, sha256, size_bytes)
-                    _check(partial, sha256, size_bytes, shown(url))
-                    await asyncio.to_thread(partial.finish)
-                    return
-                except ArtifactError as error:
-                    if error.code == "artifact.digest_mismatch":
-                        partial.discard_content()
-                        if resumed and not restarted:
-                            restarted = True
-                            continue
-                    failures = 1 if partial.size_bytes > before else failures + 1
-                    if not error.retryable or failures >= DOWNLOAD_ATTEMPTS or attempt >= _MAX_ATTEMPTS:
-                        raise
-                    await self._sleep(_pause_s(failures, error))
-        except BaseException:
-            if not partial.can_resume:
-                partial.discard()
-            raise
-        finally:
-            partial.close()
-
-    async def _locked(self, target: Path, sha256: str | None) -> Partial | None:
-        """The partial file under our lock; None when another process finished the very file meanwhile."""
-        partial = Partial(target)
-        while not partial.try_open():
-            await self._sleep(_LOCK_POLL_S)
-        if sha256 is not None and await asyncio.to_thread(_is_done, target, sha256):
-            partial.discard()
-            partial.close()
-            return None
-        return partial
-
-    async def _attempt(self, url: URL, partial: Partial, sha256: str | None, size_bytes: int | None) -> bool:
-        """One request; True when it continued earlier bytes."""
-        place = sha256_bytes(str(url).encode())
-        offset, etag = await asyncio.to_thread(partial.resume_point, sha256 or "", size_bytes, place)
-        headers = {}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-            if etag:
-                headers["If-Range"] = etag
-        async with self._fetcher.open(url, headers) as response:
-            continued = _continues(response, offset, size_bytes)
-            if not continued:
-                if response.status != 200:
-                    if response.status in (206, 416):
-                        partial.discard_content()
-                    raise _status_error(response, url)
-                length = response.content_length
-                if size_bytes is not None and length is not None and length != size_bytes:
-                    raise _size_error(length, size_bytes, shown(url))
-                require_space(partial.target.parent, length if length is not None else size_bytes or 0)
-                partial.restart(sha256=sha256 or "", total_bytes=size_bytes, place=place, etag=_validator(response))
-            else:
-                assert size_bytes is not None
-                require_space(partial.target.parent, size_bytes - offset)
-            await self._receive(response, partial, size_bytes, url)
-        return continued
-
-    async def _receive(
-        self, response: aiohttp.ClientResponse, partial: Partial, size_bytes: int | None, url: URL
+    async def _download(
+        self, url: URL, target: Path, sha256: str | None, size_bytes: int | None, *, is_last: bool
     ) -> None:
-        cap = size_bytes if size_bytes is not None else _UNKNOWN_SIZE_CAP_BYTES
-        total = size_bytes if size_bytes is not None else response.content_length
+        """`sha256` None: an archive that nothing pins; its member's digest decides."""
+        claim = await self._claimed(target, sha256)
+        if claim is None:
+            return
+        partial = Partial(target, claim, sha256 or "", size_bytes)
         try:
-            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                if partial.size_bytes + len(chunk) > cap:
-                    partial.discard_content()
-                    raise _size_error(None, cap, shown(url))
-                partial.write(chunk)
-                self.received_bytes += len(chunk)
-                self._progress(partial.size_bytes, total)
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise transport_error(url, error) from error
-        if size_bytes is not None and partial.size_bytes < size_bytes:
-            raise transport_error(url, ConnectionError(f"it ended after {partial.size_bytes} of {size_bytes} bytes"))
+            await asyncio.to_thread(partial.open)
+            await self._attempts(url, partial, claim, sha256, size_bytes, is_last=is_last)
+            await asyncio.to_thread(partial.finish)
+        finally:
+            await asyncio.to_thread(_end, partial, claim)
+
+    async def _attempts(
+        self, url: URL, partial: Partial, claim: Claim, sha256: str | None, size_bytes: int | None, *, is_last: bool
+    ) -> None:
+        failures, restarted, mixed = 0, False, False
+        for attempt in itertools.count(1):
+            before = partial.pieces.done_bytes
+            transfer = Transfer(
+                self._fetcher, url, partial, size_bytes, is_last=is_last, progress=self._progress, alive=claim.touch
+            )
+            try:
+                mixed = await self._run(transfer, partial, url)
+                if sha256 is not None:
+                    _check(await asyncio.to_thread(partial.hexdigest), sha256, shown(url))
+                return
+            except ArtifactError as error:
+                if error.code in ("artifact.digest_mismatch", "artifact.size_mismatch"):
+                    await asyncio.to_thread(partial.restart)
+                if error.code == "artifact.digest_mismatch" and mixed and not restarted:
+                    restarted = True
+                    continue
+                failures = 1 if partial.pieces.done_bytes > before else failures + 1
+                if not error.retryable or failures >= DOWNLOAD_ATTEMPTS or attempt >= _MAX_ATTEMPTS:
+                    raise
+                await self._sleep(pause_s(failures, error))
+
+    async def _run(self, transfer: Transfer, partial: Partial, url: URL) -> bool:
+        """True when earlier bytes, or another source's, are part of the file."""
+        whole = partial.pieces.is_whole
+        try:
+            if not whole:
+                await transfer.run()
+        finally:
+            self.received_bytes += transfer.received_bytes
+        return whole or transfer.resumed or partial.places != {source_place(url)}
+
+    async def _claimed(self, target: Path, sha256: str | None) -> Claim | None:
+        """The right to fetch; None when another process finished the very file meanwhile."""
+        claimant = Claimant(target)
+        while (claim := await asyncio.to_thread(claimant.try_claim)) is None:
+            await self._sleep(_CLAIM_POLL_S)
+        try:
+            if sha256 is None or not await asyncio.to_thread(_is_done, target, sha256):
+                return claim
+        except BaseException:
+            claim.release()
+            raise
+        claim.release()
+        return None
+
+
+def _end(partial: Partial, claim: Claim) -> None:
+    try:
+        partial.leave()
+    finally:
+        claim.release()
 
 
 def _remove_quietly(path: Path) -> None:
@@ -242,73 +247,17 @@ def _is_done(target: Path, sha256: str) -> bool:
         raise fs.disk_error(error, target) from error
 
 
-def _continues(response: aiohttp.ClientResponse, offset: int, size_bytes: int | None) -> bool:
-    """Whether the answer is exactly the rest of what we have."""
-    if response.status != 206 or not offset:
-        return False
-    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    return match is not None and (int(match[1]), int(match[2]) + 1, int(match[3])) == (offset, size_bytes, size_bytes)
-
-
-def _validator(response: aiohttp.ClientResponse) -> str:
-    """The strong ETag; a weak one says nothing about bytes."""
-    etag = response.headers.get("ETag", "")
-    return etag if etag.startswith('"') and len(etag) <= 256 else ""
-
-
-def _status_error(response: aiohttp.ClientResponse, url: URL) -> ArtifactError:
-    status = response.status
-    step = {
-        401: "give a token (HF_TOKEN) or index credentials",
-        403: "check that your token may read this repository",
-        404: "check the source and revision in the catalog",
-    }.get(status)
-    return ArtifactError(
-        "artifact.http_status",
-        f"the server answered {status}",
-        place=shown(url),
-        next_step=step,
-        retryable=status in (206, 408, 416, 425, 429) or status >= 500,
-        detail={"status": status, "retry_after_s": _retry_after_s(response)},
-    )
-
-
-def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds the server asks for; a date is read against the server's own clock."""
-    value = response.headers.get("Retry-After", "").strip()
-    if value.isascii() and value.isdigit():
-        return min(float(value[:6]), _RETRY_AFTER_CAP_S)
-    try:
-        until, now = parsedate_to_datetime(value), parsedate_to_datetime(response.headers.get("Date", ""))
-        return min(max((until - now).total_seconds(), 0.0), _RETRY_AFTER_CAP_S)
-    except (ValueError, TypeError):
-        return None
-
-
-def _pause_s(failures: int, error: ArtifactError) -> float:
-    asked = error.detail.get("retry_after_s")
-    backoff = min(_BACKOFF_CAP_S, _BACKOFF_FIRST_S * 2.0 ** (failures - 1)) * (0.5 + random.random())  # noqa: S311 - jitter
-    return max(backoff, asked) if isinstance(asked, float) else backoff
-
-
-def _size_error(got: int | None, expected: int, place: str) -> ArtifactError:
-    said = f"{got} bytes" if got is not None else f"more than {expected} bytes"
-    return ArtifactError("artifact.size_mismatch", f"the source has {said} where {expected} are expected", place=place)
-
-
-def _check(partial: Partial, sha256: str | None, size_bytes: int | None, place: str) -> None:
-    if size_bytes is not None and partial.size_bytes != size_bytes:
-        raise _size_error(partial.size_bytes, size_bytes, place)
-    if sha256 is not None and partial.digest.hexdigest() != sha256:
+def _check(found: str, sha256: str, place: str) -> None:
+    if found != sha256:
         raise ArtifactError(
             "artifact.digest_mismatch",
-            f"the bytes have SHA-256 {partial.digest.hexdigest()} where {sha256} is expected",
+            f"the bytes have SHA-256 {found} where {sha256} is expected",
             place=place,
             next_step="the source was changed or damaged on its way; correct the catalog's digest only if you trust the new bytes",
         )
 
 
-def _pieces(path: Path) -> Iterable[bytes]:
+def _pieces(path: Path) -> Iterator[bytes]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -323,7 +272,16 @@ def _pieces(path: Path) -> Iterable[bytes]:
 
 
 def _write_pieces(partial: Partial, pieces: Iterable[bytes], size_bytes: int | None, place: str) -> None:
+    partial.open()
+    partial.begin(size_bytes, Validator("", ""))
+    lease = partial.pieces.take(partial.pieces.total)
+    assert lease is not None
     for piece in pieces:
-        if size_bytes is not None and partial.size_bytes + len(piece) > size_bytes:
-            raise _size_error(None, size_bytes, place)
-        partial.write(piece)
+        if lease.position + len(piece) > lease.end:
+            raise size_error(None, lease.end, place)
+        partial.write_at(piece, lease.position)
+        partial.pieces.advance(lease, lease.position + len(piece))
+        partial.advance_hash()
+    if size_bytes is not None and lease.position != size_bytes:
+        raise size_error(lease.position, size_bytes, place)
+    partial.end_is_known(lease.position)

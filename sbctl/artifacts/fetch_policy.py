@@ -91,9 +91,22 @@ class Origins:
     def __init__(self, origins: frozenset[Origin] = frozenset(), hosts: frozenset[str] = frozenset()) -> None:
         self._origins = set(origins)
         self._hosts = hosts
+        self._addresses: set[Origin] = set()
 
     def add(self, url: URL) -> None:
         self._origins.add(origin_of(url))
+
+    def add_source(self, url: URL) -> None:
+        """A source that the operator configured: its address may be private when it is written as one, over plain http only on loopback."""
+        literal = _literal(url.raw_host or "")
+        if url.host == "localhost" or (literal is not None and literal.is_loopback):
+            self.add(url)
+        elif literal is not None:
+            self._addresses.add(origin_of(url))
+
+    def allows_address(self, url: URL) -> bool:
+        """Whether a source names this very address."""
+        return origin_of(url) in self._addresses
 
     def allows(self, url: URL) -> bool:
         return origin_of(url) in self._origins or self.allows_host(url.raw_host or "")
@@ -122,7 +135,7 @@ def check_url(url: URL, origins: Origins) -> None:
         return
     if url.scheme != "https":
         raise _refused(shown(url), "only https is fetched")
-    if literal is not None and not _is_public(literal):
+    if literal is not None and not _is_public(literal) and not origins.allows_address(url):
         raise _refused(shown(url), "its address is not public")
 
 

@@ -52,7 +52,7 @@ class Fetcher:
     def __init__(self, settings: FetchSettings | None = None, *, stall_s: float = DOWNLOAD_STALL_S) -> None:
         self.settings = settings if settings is not None else FetchSettings.from_environ(os.environ)
         self.origins: Origins = self.settings.origins()
-        self._stall_s = stall_s
+        self.stall_s = stall_s
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -68,7 +68,7 @@ class Fetcher:
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._stall_s),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self.stall_s),
                 auto_decompress=False,
                 trust_env=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -93,12 +93,17 @@ class Fetcher:
         return None
 
     @contextlib.asynccontextmanager
-    async def open(self, start: URL, headers: Mapping[str, str] | None = None) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET with redirects; yields the first response that is none, whatever its status. Raises ArtifactError."""
-        url = start
+    async def open(
+        self, start: URL, headers: Mapping[str, str] | None = None, *, at: URL | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """GET with redirects; yields the first response that is none, whatever its status. Raises ArtifactError.
+
+        `at` is where an earlier answer to the same `start` came from: the redirects are not walked again.
+        """
+        url, trusted = at or start, at is None or origin_of(at) == origin_of(start)
         for _ in range(DOWNLOAD_MAX_REDIRECTS + 1):
             check_url(url, self.origins)
-            async with self._request(url, start, headers or {}) as response:
+            async with self._request(url, headers or {}, self.authorization_for(url) if trusted else None) as response:
                 if response.status not in _REDIRECTS:
                     encoding = response.headers.get("Content-Encoding", "identity")
                     if encoding != "identity":
@@ -109,7 +114,13 @@ class Fetcher:
                         )
                     yield response
                     return
-                url = _next_hop(url, response.headers.get("Location", ""))
+                following = _next_hop(url, response.headers.get("Location", ""))
+            if url.scheme == "https" and following.scheme != "https":
+                raise ArtifactError(
+                    "artifact.url_refused", "a redirect from https to plain http is not followed", place=shown(url)
+                )
+            trusted = trusted and origin_of(following) == origin_of(start)
+            url = following
         raise ArtifactError(
             "artifact.too_many_redirects",
             f"more than {DOWNLOAD_MAX_REDIRECTS} redirects were answered",
@@ -117,9 +128,11 @@ class Fetcher:
         )
 
     @contextlib.asynccontextmanager
-    async def _request(self, url: URL, start: URL, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _request(
+        self, url: URL, headers: Mapping[str, str], credential: str | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         sent = {"Accept-Encoding": "identity", **headers}
-        if origin_of(url) == origin_of(start) and (credential := self.authorization_for(url)) is not None:
+        if credential is not None:
             sent["Authorization"] = credential
         proxy = self.settings.proxy_for(url)
         proxy_headers: dict[str, str] | None = None

@@ -1,163 +1,413 @@
-"""A download that is not finished: `<target>.part` with the bytes and `<target>.resume.json` with what they are of.
+"""A download that is not finished: a file of its full length that fills up, and a journal of the ranges that are in it.
 
-Rules: opened O_NOFOLLOW, a regular file of ours with one name; locked while one process writes it; kept after a failure only when it can
-be continued (same digest, size and validator). The length of the file is how far it got. Bytes that a power cut damaged are found by the
-digest, which covers the whole file.
+    <target>.<token>.part        the bytes, written at their place
+    <target>.<token>.journal     what they are of, then one line for each range that was written, and for each moment when all was on the disk
+
+Rules: both are of one process, made O_EXCL|O_NOFOLLOW under a name that nobody can guess. What a process leaves is adopted by rename, which
+one can do; of a process that may still live it is copied, so that nobody else writes into what is hashed. Lines of this boot count: the
+kernel has their bytes. After another boot those count that were on the disk. The digest covers the whole file and decides in the end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import os
+import re
 import stat
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sbctl.artifacts.claim import Claim, Owner, fate, is_local, own_identity
+from sbctl.artifacts.prefix_hash import PrefixHash
+from sbctl.artifacts.ranges import Pieces
 from sbctl.base import fs
 from sbctl.base.errors import ArtifactError, InputError, SbctlError
+from sbctl.base.limits import MIB
 
-__all__ = ["Partial", "require_space"]
+__all__ = ["Partial", "Validator", "fetched_bytes", "require_space"]
 
-_READ_BYTES: Final = 1 << 20
-_RESUME_MAX_BYTES: Final = 64 * 1024
-_SPACE_MARGIN_BYTES: Final = 16 * 1024 * 1024
+_COPY_BYTES: Final = 1 << 20
+_JOURNAL_MAX_BYTES: Final = 16 * MIB
+_SPACE_MARGIN_BYTES: Final = 16 * MIB
+_UNKNOWN: Final = 1 << 62
+"""The length of a file of which nobody says how long it is."""
 
 
 def require_space(directory: Path, need_bytes: int) -> None:
     """Raises ArtifactError `disk.full`, with both figures, when `directory` cannot take `need_bytes` and a margin."""
     free = fs.free_bytes(directory)
     if free is not None and free < need_bytes + _SPACE_MARGIN_BYTES:
-        raise ArtifactError(
-            "disk.full",
-            f"{need_bytes} bytes are needed here and {free} are free",
-            place=str(directory),
-            next_step="free space on this filesystem or choose another cache directory, then run again",
-            detail={"need_bytes": need_bytes, "free_bytes": free},
-        )
+        raise _full(directory, need_bytes, free)
+
+
+def _full(directory: Path, need_bytes: int, free: int) -> ArtifactError:
+    return ArtifactError(
+        "disk.full",
+        f"{need_bytes} bytes are needed here and {free} are free",
+        place=str(directory),
+        next_step="free space on this filesystem or choose another cache directory, then run again: what was fetched is kept",
+        detail={"need_bytes": need_bytes, "free_bytes": free},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Validator:
+    """What a source said of the file when it was asked: `place` names the source, `etag` is its strong ETag or empty."""
+
+    place: str
+    etag: str
+
+
+@dataclass(slots=True)
+class _Record:
+    """A journal as it was read."""
+
+    sha256: str
+    total: int
+    validators: dict[str, str]
+    ranges: list[tuple[int, int]]
+    places: set[str]
+    owner: Owner | None
+    released: bool = False
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        return self.owner is not None and self.owner.boot != "" and self.owner.boot == own_identity().boot
 
 
 class Partial:
-    """One unfinished file; a context manager that holds its lock. `try_open` says False while another process writes it."""
+    """One unfinished file, written by its maker only. `write_at` and `mark` are called by one thread at a time."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, claim: Claim, sha256: str, size_bytes: int | None) -> None:
         self.target = target
-        self.path = target.with_name(target.name + ".part")
-        self.resume_path = target.with_name(target.name + ".resume.json")
-        self.size_bytes = 0
-        self.digest = hashlib.sha256()
-        self._fd: int | None = None
-        self._record: dict[str, Any] = {}
+        self.path = target.with_name(f"{target.name}.{claim.token}.part")
+        self.journal_path = target.with_name(f"{target.name}.{claim.token}.journal")
+        self.places: set[str] = set()
+        """Of all sources that brought bytes."""
+        self.pieces = Pieces(_UNKNOWN)
+        self._sha256 = sha256
+        self._size_bytes = size_bytes
+        self._validators: dict[str, str] = {}
+        self._fd = -1
+        self._journal = -1
+        self._hash: PrefixHash | None = None
+        self._marks = self._synced_marks = 0
 
-    def try_open(self) -> bool:
-        """Open and lock. False: somebody else holds it, or has just finished it. Raises SbctlError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    @property
+    def total(self) -> int | None:
+        """Length of the whole file; None while nobody has said it."""
+        return None if self.pieces.total == _UNKNOWN else self.pieces.total
+
+    def open(self) -> None:
+        """Go on with what an earlier process left, if it is of the same bytes; else with nothing. Raises SbctlError `disk.*`."""
+        best: tuple[str, _Record] | None = None
+        for stem, record in _left_behind(self.target):
+            if record is not None and not (record.released or _is_gone(record.owner, self.target.parent)):
+                best = best or ((stem, record) if self._fits(record) else None)
+            elif record is None or not self._fits(record):
+                _remove(self.target.with_name(stem + ".part"), self.target.with_name(stem + ".journal"))
+            elif best is None or _bytes_of(record) > _bytes_of(best[1]):
+                best = (stem, record)
         try:
-            fd = fs.OPS.open(str(self.path), flags, 0o600)
+            if best is not None and self._adopt(*best):
+                return
+            self._create()
         except OSError as error:
             raise fs.disk_error(error, self.path) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status, named = os.fstat(fd), os.lstat(self.path)
-        except (BlockingIOError, FileNotFoundError):
-            os.close(fd)
-            return False
-        if (status.st_dev, status.st_ino) != (named.st_dev, named.st_ino):
-            os.close(fd)
-            return False
+
+    def _fits(self, record: _Record) -> bool:
+        known = record.total != _UNKNOWN and self._size_bytes in (None, record.total)
+        return known and record.sha256 == self._sha256 != "" and bool(record.ranges)
+
+    def _create(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = fs.OPS.open(str(self.path), flags, 0o600)
+        self._hash = PrefixHash(self._fd, str(self.path))
+
+    def _adopt(self, stem: str, record: _Record) -> bool:
+        """False when it is gone, or is not the file it was."""
+        part, journal = self.target.with_name(stem + ".part"), self.target.with_name(stem + ".journal")
+        self.pieces, self._validators, self.places = (
+            Pieces(record.total, record.ranges),
+            dict(record.validators),
+            set(record.places),
+        )
+        self._begin_journal(on_disk=not record.is_of_this_boot)
+        if record.released or _is_gone(record.owner, self.target.parent):
+            try:
+                fs.OPS.rename(str(part), str(self.path))
+                self._fd = fs.OPS.open(str(self.path), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                self.discard_content()
+                return False
+            _remove(journal)
+        else:
+            self._create()
+            _copy(part, self._fd, self.pieces.done)
+        status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
-            os.close(fd)
             raise SbctlError(
                 "disk.symlink_refused",
                 "something else stands where an unfinished download of ours belongs",
                 place=str(self.path),
                 next_step="look who placed it and remove it",
             )
-        self._fd = fd
-        self.size_bytes = status.st_size
-        self._record = self._read_record()
+        self._hash = self._hash or PrefixHash(self._fd, str(self.path))
+        self._hash.advance(self.pieces.prefix)
         return True
 
-    def _read_record(self) -> dict[str, Any]:
-        try:
-            value = json.loads(fs.read_bounded(self.resume_path, max_bytes=_RESUME_MAX_BYTES))
-        except (InputError, ValueError):
-            return {}
-        return value if isinstance(value, dict) else {}
+    def etag_of(self, place: str) -> str | None:
+        """The validator under which this source's bytes are continued: empty when it gave none, None when it was never asked."""
+        return self._validators.get(place)
 
-    def resume_point(self, sha256: str, total_bytes: int | None, place: str) -> tuple[int, str]:
-        """Bytes that may stay and the server's validator for them; (0, "") when it starts anew. Hashes what stays."""
-        record = self._record
-        etag = record.get("etag")
-        fits = (
-            record.get("sha256") == sha256
-            and record.get("place") == place
-            and record.get("total_bytes") == total_bytes
-            and total_bytes is not None
-            and isinstance(etag, str)
-            and 0 < self.size_bytes < total_bytes
-        )
-        if not fits or self._fd is None:
-            return 0, ""
-        self.digest = hashlib.sha256()
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        while chunk := os.read(self._fd, _READ_BYTES):
-            self.digest.update(chunk)
-        return self.size_bytes, str(etag)
+    def begin(self, total: int | None, validator: Validator) -> None:
+        """A source answered with the whole file: what is here so far is not of it. `total` None: it ends when it ends."""
+        if self.pieces.done:
+            self.discard_content()
+            self._create_again()
+        self.pieces = Pieces(_UNKNOWN if total is None else total)
+        self._validators = {validator.place: validator.etag}
+        self.places = {validator.place}
+        self._begin_journal()
+        if total is not None:
+            self._reserve(total)
 
-    def restart(self, *, sha256: str, total_bytes: int | None, place: str, etag: str) -> None:
-        """Begin from the first byte; remembers what the bytes will be of."""
-        assert self._fd is not None
+    def _reserve(self, total: int) -> None:
+        """Take the space now where that costs nothing; elsewhere only the length."""
         try:
-            os.ftruncate(self._fd, 0)
-            os.lseek(self._fd, 0, os.SEEK_SET)
+            if is_local(self.target.parent):
+                os.posix_fallocate(self._fd, 0, total)
+            else:
+                os.ftruncate(self._fd, total)
         except OSError as error:
-            raise fs.disk_error(error, self.path) from error
-        self.size_bytes = 0
-        self.digest = hashlib.sha256()
-        self._record = {"sha256": sha256, "total_bytes": total_bytes, "place": place, "etag": etag}
-        fs.write_atomic(self.resume_path, json.dumps(self._record, sort_keys=True).encode())
+            raise self._disk_error(error) from error
 
-    def write(self, data: bytes) -> None:
-        """Append. Raises SbctlError `disk.full` and its like; such an error is final."""
-        assert self._fd is not None
+    def join(self, validator: Validator) -> None:
+        """A source brings the missing ranges of what is here."""
+        if self._validators.get(validator.place) != validator.etag or validator.place not in self.places:
+            self._validators[validator.place] = validator.etag
+            self.places.add(validator.place)
+            self._append({"place": validator.place, "etag": validator.etag})
+
+    def end_is_known(self, total: int) -> None:
+        """The source ended: the file of unknown length has this one."""
+        self.pieces = Pieces(total, self.pieces.done)
+
+    def write_at(self, data: bytes, offset: int) -> None:
+        """Raises SbctlError `disk.full` and its like; such an error is final."""
         view = memoryview(data)
         try:
             while view:
-                written = fs.OPS.write(self._fd, view)
-                self.digest.update(view[:written])
-                self.size_bytes += written
+                written = fs.OPS.write_at(self._fd, view, offset)
+                offset += written
                 view = view[written:]
         except OSError as error:
-            raise fs.disk_error(error, self.path) from error
+            raise self._disk_error(error) from error
+
+    def mark(self, start: int, end: int) -> None:
+        """`[start, end)` was written; a kill loses nothing of it."""
+        if start < end:
+            self._append({"r": [start, end]})
+            self._marks += 1
+
+    def sync(self) -> None:
+        """What is marked by now is on the disk; a power cut loses nothing of it. May run beside the other calls. Raises SbctlError `disk.*`."""
+        marks = self._marks
+        if marks == self._synced_marks:
+            return
+        try:
+            os.fdatasync(self._fd)
+            self._append({"synced": marks})
+            os.fdatasync(self._journal)
+        except OSError as error:
+            raise self._disk_error(error) from error
+        self._synced_marks = marks
+
+    def advance_hash(self) -> None:
+        """Let the digest follow what is whole from the first byte."""
+        assert self._hash is not None
+        self._hash.advance(self.pieces.prefix)
 
     @property
-    def can_resume(self) -> bool:
-        """Whether what is there may be continued later."""
-        return bool(self._record.get("total_bytes")) and self.size_bytes > 0
+    def unhashed_bytes(self) -> int:
+        return self._hash.behind_bytes if self._hash is not None else 0
+
+    def hexdigest(self) -> str:
+        """Of all bytes; waits until they are read. Raises SbctlError `disk.*`."""
+        assert self._hash is not None
+        return self._hash.hexdigest()
 
     def finish(self) -> None:
         """Make the bytes durable under the target's name. The caller has checked the digest."""
+        try:
+            os.ftruncate(self._fd, self.pieces.total)
+        except OSError as error:
+            raise self._disk_error(error) from error
         fs.install_file(self.path, self.target, mode=0o600)
-        with contextlib.suppress(SbctlError):
-            fs.remove_file(self.resume_path)
+        self._close()
+        _remove(self.journal_path)
 
     def discard_content(self) -> None:
-        """Forget the bytes and keep the lock; the next attempt starts anew."""
-        self._record = {}
-        with contextlib.suppress(SbctlError):
-            fs.remove_file(self.resume_path)
+        """Forget the bytes."""
+        self._close()
+        _remove(self.path, self.journal_path)
+        self.pieces = Pieces(_UNKNOWN)
+        self._validators, self.places = {}, set()
 
-    def discard(self) -> None:
-        """Remove what cannot be used. Quiet when the disk refuses: the digest guards."""
-        for path in (self.path, self.resume_path):
+    def restart(self) -> None:
+        """Forget the bytes and stand ready for others. Raises SbctlError `disk.*`."""
+        self.discard_content()
+        self._create_again()
+
+    def leave(self) -> None:
+        """End here. What can be continued stays for whoever comes next, the rest goes. Quiet."""
+        if self._sha256 and self.total is not None and self.pieces.done and self._journal >= 0:
             with contextlib.suppress(SbctlError):
-                fs.remove_file(path)
+                self._append({"released": True})
+            self._close()
+        else:
+            self.discard_content()
 
-    def close(self) -> None:
-        """Release the lock."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    def _create_again(self) -> None:
+        try:
+            self._create()
+        except OSError as error:
+            raise fs.disk_error(error, self.path) from error
+
+    def _disk_error(self, error: OSError) -> SbctlError:
+        found = fs.disk_error(error, self.path)
+        free = fs.free_bytes(self.target.parent)
+        if found.code != "disk.full" or free is None:
+            return found
+        missing = 0 if self.total is None else self.total - self.pieces.done_bytes
+        return _full(self.target.parent, missing, free)
+
+    def _begin_journal(self, *, on_disk: bool = False) -> None:
+        """The whole journal anew: what it is of, and what is here."""
+        lines: list[dict[str, Any]] = [
+            {"version": 1, "sha256": self._sha256, "total": self.total, "owner": asdict(own_identity())}
+        ]
+        lines += [{"place": place, "etag": etag} for place, etag in self._validators.items()]
+        lines += [{"r": [start, end]} for start, end in self.pieces.done]
+        lines += [{"synced": len(self.pieces.done)}] if on_disk else []
+        self._marks, self._synced_marks = len(self.pieces.done), 0
+        if self._journal >= 0:
+            os.close(self._journal)
+            self._journal = -1
+        _remove(self.journal_path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._journal = fs.OPS.open(str(self.journal_path), flags, 0o600)
+        except OSError as error:
+            raise fs.disk_error(error, self.journal_path) from error
+        for line in lines:
+            self._append(line)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        try:
+            fs.OPS.write(self._journal, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise self._disk_error(error) from error
+
+    def _close(self) -> None:
+        if self._hash is not None:
+            self._hash.close()
+            self._hash = None
+        for fd in (self._fd, self._journal):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._journal = -1
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with contextlib.suppress(SbctlError):
+            fs.remove_file(path)
+
+
+def _left_behind(target: Path) -> list[tuple[str, _Record | None]]:
+    """Unfinished files of this target by their stem; those of a process that is at work on one are not among them."""
+    name = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.(?:part|journal)")
+    try:
+        stems = {entry.rpartition(".")[0] for entry in os.listdir(target.parent) if name.fullmatch(entry)}
+    except OSError as error:
+        raise fs.disk_error(error, target.parent) from error
+    return [(stem, _read(target.with_name(stem + ".journal"))) for stem in sorted(stems)]
+
+
+def _read(path: Path) -> _Record | None:
+    """None for what is no journal of ours. What a crash tore off ends it."""
+    try:
+        if path.is_symlink():
+            return None
+        lines = fs.read_bounded(path, max_bytes=_JOURNAL_MAX_BYTES).split(b"\n")
+        head = json.loads(lines[0])
+        total: object = head["total"] or _UNKNOWN
+        if head["version"] != 1 or not isinstance(total, int) or not 0 < total <= _UNKNOWN:
+            return None
+        record = _Record(str(head["sha256"]), total, {}, [], set(), Owner.from_json(head["owner"]))
+    except (InputError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    ranges: list[tuple[int, int]] = []
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        for raw in lines[1:-1]:
+            _take_line(json.loads(raw), record, ranges)
+    if record.is_of_this_boot:
+        record.ranges[:] = ranges
+    return record
+
+
+def _take_line(line: Any, record: _Record, ranges: list[tuple[int, int]]) -> None:
+    if "r" in line:
+        start, end = line["r"]
+        if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= record.total):
+            raise ValueError("a range beyond the file")
+        ranges.append((start, end))
+    elif "place" in line:
+        record.validators[str(line["place"])] = str(line["etag"])
+        record.places.add(str(line["place"]))
+    elif "synced" in line:
+        record.ranges[:] = ranges[: line["synced"]]
+    elif "released" in line:
+        record.released = True
+
+
+def _bytes_of(record: _Record) -> int:
+    return Pieces(record.total, record.ranges).done_bytes
+
+
+def _is_gone(owner: Owner | None, directory: Path) -> bool:
+    """Whoever holds the claim of a disk of this machine has seen that the lock of the one before is free."""
+    return fate(owner) == "gone" or is_local(directory)
+
+
+def _copy(source: Path, fd: int, ranges: Sequence[tuple[int, int]]) -> None:
+    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        for start, end in ranges:
+            position = start
+            while position < end:
+                piece = os.pread(reader, min(_COPY_BYTES, end - position), position)
+                if not piece:
+                    raise OSError(0, "the unfinished file became shorter")
+                position += fs.OPS.write_at(fd, piece, position)
+    finally:
+        os.close(reader)
+
+
+def fetched_bytes(directory: Path) -> int:
+    """What downloads in a directory have so far: those that go on by their journals, those that are whole by their length. Never fails."""
+    total = 0
+    try:
+        for entry in os.scandir(directory):
+            if entry.name.endswith(".journal"):
+                record = _read(Path(entry.path))
+                total += _bytes_of(record) if record is not None else 0
+            elif entry.is_file(follow_symlinks=False) and not (entry.name.endswith(".part") or ".claim-" in entry.name):
+                total += entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return total
+    return total

@@ -82,7 +82,7 @@ async def test_F1_wrong_bytes_are_never_published(
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbctl.artifacts.download._pause_s", lambda _failures, _error: 0.0)
+    monkeypatch.setattr("sbctl.artifacts.download.pause_s", lambda _failures, _error: 0.0)
 
 
 @pytest.mark.parametrize(

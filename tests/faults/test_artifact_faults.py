@@ -65,6 +65,10 @@ class FailNth(fs.FileOps):
         self._tick()
         return super().write(fd, data)
 
+    def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        self._tick()
+        return super().write_at(fd, data, offset)
+
     def fsync(self, fd: int) -> None:
         self._tick()
 
@@ -161,14 +165,12 @@ async def test_F14_a_full_disk_keeps_what_was_fetched(tmp_path: Path) -> None:
         facts = artifact_of({"w.gguf": data}, server.url("/w"))
         cache = ArtifactCache(tmp_path / "cache")
         cache.prepare()
-        written = 0
 
         class Full(fs.FileOps):
-            def write(self, fd: int, chunk: bytes | memoryview) -> int:
-                nonlocal written
-                if len(chunk) > 10_000 and (written := written + 1) > 1:
+            def write_at(self, fd: int, chunk: bytes | memoryview, offset: int) -> int:
+                if offset >= 200_000:
                     raise OSError(errno.ENOSPC, "full")
-                return super().write(fd, chunk)
+                return super().write_at(fd, chunk, offset)
 
         with fs.use_ops(Full()), pytest.raises(SbctlError) as caught:
             await pull(cache, facts, fetcher=fetcher)
@@ -177,8 +179,10 @@ async def test_F14_a_full_disk_keeps_what_was_fetched(tmp_path: Path) -> None:
         entry = cache.entry(facts.artifact)
         assert entry is not None
         assert entry.state == "partial"
+        assert 0 < caught.value.detail["need_bytes"] <= len(data)
+        assert str(tmp_path) in str(caught.value.place)
         result = await pull(cache, facts, fetcher=fetcher)
-        assert 0 < result.downloaded_bytes < len(data)
+        assert result.downloaded_bytes == len(data) - entry.size_bytes < len(data)
 
 
 _VICTIM = """
@@ -198,7 +202,7 @@ def dying(call):
         return call(*args, **kwargs)
     return wrapped
 ops = fs.FileOps()
-for name in ("open", "write", "fsync", "rename", "link", "unlink", "mkdir", "chmod"):
+for name in ("open", "write", "write_at", "fsync", "rename", "link", "unlink", "mkdir", "chmod"):
     setattr(ops, name, dying(getattr(ops, name)))
 facts = ArtifactFacts.model_validate_json(sys.argv[2])
 with fs.use_ops(ops):

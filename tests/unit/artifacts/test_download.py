@@ -14,6 +14,7 @@ from yarl import URL
 
 from sbctl.artifacts.download import fetch_file
 from sbctl.artifacts.fetcher import Fetcher
+from sbctl.artifacts.partial import fetched_bytes
 from sbctl.artifacts.sources import ArchivePin, Location
 from sbctl.base.errors import ArtifactError, SbctlError
 from tests.simulators.hostile_http import HostileServer, Reply
@@ -79,7 +80,8 @@ async def test_a_later_run_continues_what_an_earlier_one_left(
         await fetch(fetcher, server.url("/w"), tmp_path / "w")
     assert caught.value.code == "artifact.transport"
     assert caught.value.retryable
-    assert names(tmp_path) == ["w.part", "w.resume.json"]
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".journal", ".part"]
+    assert fetched_bytes(tmp_path) == 50_000
     assert await fetch(fetcher, server.url("/w"), tmp_path / "w") == len(DATA) - 50_000
     assert names(tmp_path) == ["w"]
 
@@ -101,7 +103,7 @@ async def test_wrong_bytes_in_front_of_a_resumed_download_cost_one_restart(
     server.serve("/w", DATA, etag='"1"', cuts=[50_000, 0, 0, 0])
     with pytest.raises(ArtifactError):
         await fetch(fetcher, server.url("/w"), tmp_path / "w")
-    part = tmp_path / "w.part"
+    [part] = tmp_path.glob("w.*.part")
     part.write_bytes(b"\0" * part.stat().st_size)
     await fetch(fetcher, server.url("/w"), tmp_path / "w")
     assert (tmp_path / "w").read_bytes() == DATA
