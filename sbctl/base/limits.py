@@ -80,6 +80,8 @@ HTTP_HEADER_MAX_BYTES: Final = 16 * KIB
 HTTP_HEADER_DEADLINE_S: Final = 5.0
 ADMIN_BODY_MAX_BYTES: Final = 512 * KIB
 DATA_BODY_MAX_BYTES: Final = 16 * MIB
+DATA_BODIES_MAX_BYTES: Final = 256 * MIB
+"""Of all request bodies that one gateway holds at a time."""
 HTTP_IDLE_S: Final = 75.0
 
 # Engines
