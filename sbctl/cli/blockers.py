@@ -26,8 +26,9 @@ def refuse_unfit(found: Planned) -> None:
     said = [f"{check.host}: {check.name}: {check.detail}" for check in blocking[:_SHOWN_MAX]]
     said += [f"and {len(blocking) - _SHOWN_MAX} more"] if len(blocking) > _SHOWN_MAX else []
     first = blocking[0]
-    others = len(found.plan.hosts) > 1
-    leave = f"leave the host out (--exclude '*.{first.host}'), " if others else ""
+    blocked = sorted({check.host for check in blocking})
+    without = " ".join(f"--exclude '*.{host}'" for host in blocked)
+    leave = f"leave out what is blocked ({without}), " if len(found.plan.hosts) > len(blocked) else ""
     raise RefusedError(
         "doctor.blocked",
         f"nothing was begun, since this cannot go well: {'; '.join(said)}",

@@ -401,7 +401,8 @@ def _tool(argv: Sequence[str], staged: Path, deadline: float) -> None:
             next_step="free space on this filesystem, then run the command again",
             retryable=True,
         )
-    raise HostError("runtime.install_failed", f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {said}")
+    why = f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {_last_lines(said, 5)}"
+    raise HostError("runtime.install_failed", why)
 
 
 def _smoke_failure(environment: Path, version: str) -> str | None:
@@ -422,8 +423,13 @@ def _smoke_failure(environment: Path, version: str) -> str | None:
         return str(error)
     said = done.stdout[-1000:].decode("utf-8", "replace").strip()
     if done.returncode != 0:
-        return f"status {done.returncode}: {said}"
+        return f"status {done.returncode}: {_last_lines(said, 2)}"
     return None if version in said.split() else f'it says "{said[:100]}" instead of {version}'
+
+
+def _last_lines(said: str, count: int) -> str:
+    """What a program said at its end, on one line."""
+    return "; ".join(line.strip() for line in said.splitlines()[-count:] if line.strip())
 
 
 def _sync(directory: Path) -> None:
