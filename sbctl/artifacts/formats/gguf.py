@@ -238,7 +238,7 @@ class _Reader:
         tensors: list[GgufTensor] = []
         unknown: set[int] = set()
         for (name, dimensions, kind, offset), after in zip(
-            ordered, [*(tensor[3] for tensor in ordered[1:]), room], strict=True
+            ordered, [*(tensor[3] for tensor in ordered[1:]), room][: len(ordered)], strict=True
         ):
             size = tensor_bytes(kind, dimensions)
             if size is None:
