@@ -15,7 +15,7 @@ from sbctl.base.errors import ExitCode
 
 __all__ = ["main"]
 
-_GROUPS = frozenset({"bundle", "catalog", "cluster", "host", "key", "pack", "state"})
+_GROUPS = frozenset({"bundle", "catalog", "cluster", "host", "key", "models", "pack", "state"})
 
 
 def _guard_installation() -> None:
