@@ -62,7 +62,7 @@ def surrounding_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What is installed beside the certificate, and may change without another one."""
     return {
         "ca": {fingerprint[:16]: "trusted" for fingerprint in spec["ca"]},
-        "signers": {key: "trusted" for key in spec["authority_keys"]},
+        "signers": dict.fromkeys(spec["authority_keys"], "trusted"),
         "revocations": spec["revocations"],
     }
 

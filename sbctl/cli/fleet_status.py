@@ -144,6 +144,8 @@ def _certificate_problems(certificate: CertificateState | None, now: datetime) -
     until = _moment(certificate.not_after)
     if until is not None and until <= now:
         yield f"its certificate ended {certificate.not_after}: sbctl apply"
+    elif certificate.renewal_problem is not None:
+        yield f"it cannot renew its identity, {certificate.renewal_problem}"
     elif certificate.problem is not None:
         yield f"its identity does not count: {certificate.problem}"
 

@@ -116,6 +116,8 @@ class CertificateState(_Fact):
     problem: str | None = Field(default=None, max_length=512)
     used: str | None = None
     """Fingerprint of the one that the running runtime holds; None when it holds none or does not run."""
+    renewal_problem: str | None = Field(default=None, max_length=600)
+    """Of a host that enrolled: since when it cannot renew by itself, and why."""
 
 
 class DrainState(_Fact):

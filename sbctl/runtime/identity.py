@@ -14,6 +14,7 @@ from sbctl.base.errors import SbctlError
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.log import get_log
+from sbctl.runtime.renewal_state import renewal_problem
 from sbctl.trust.node_identity import NodeIdentity
 
 __all__ = ["HeldIdentity", "with_identity"]
@@ -57,6 +58,9 @@ class HeldIdentity:
             "identity_epoch": None if held is None else held.claims.identity_epoch,
             "not_after": None if held is None else rfc3339(held.certificate.not_after),
             "problem": None if self._problem is None else self._problem.message,
+            "renewal_problem": None
+            if held is None
+            else renewal_problem(self._files.paths, held.certificate.fingerprint),
         }
 
 

@@ -60,6 +60,15 @@ def _identity(argv: list[str]) -> int:
     return run_identity(argv)
 
 
+def _renew(argv: list[str]) -> int:
+    from sbctl.base.process import begin_short_process
+
+    begin_short_process()
+    from sbctl.runtime.identity_program import run_renew
+
+    return run_renew(argv)
+
+
 def _check(_argv: list[str]) -> int:
     """Import all that a host will need, so that a damaged or incomplete installation shows before anything depends on it."""
     import sbctl.runtime.daemon
@@ -80,6 +89,7 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "launcher": (_launcher, "start engines for the runtime, as root, on the socket that systemd hands over"),
     "authority": (_authority, "let hosts in by join token: the enrollment server of an authority directory"),
     "identity": (_identity, "take an enrolled directory into use as this node's identity"),
+    "renew": (_renew, "ask for the next identity of a host that enrolled, when it is due"),
     "supervise": (_supervise, "keep `serve` running where no systemd does"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
+from sbctl.base import fs
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import HostError, InputError
 from sbctl.base.secret import Secret
@@ -18,8 +19,10 @@ from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.identity_switch import take_identity
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage
+from sbctl.runtime.nodeops.side_units import RENEWAL_UNITS, remove_units, system_of_root
 from sbctl.runtime.nodeops.snapshot import host_facts
 from sbctl.trust.certificates import certificate_facts, public_key_digest
+from sbctl.trust.enrollment_source import SOURCE_FILE
 from sbctl.trust.identity import check_clocks
 from sbctl.trust.node_identity import NodeIdentity, NodeIdentityFiles
 
@@ -43,6 +46,7 @@ def install_certificate(context: NodeContext, params: CertificateInstall) -> dic
     files = IdentityFiles(context.paths)
     content, key = _wanted(files, params, context.secrets.get(_NODE_KEY))
     taken = take_identity(context.paths, content, key, now)
+    _end_renewals(context)
     identity = taken.identity
     if taken.changed:
         _remember(context, identity)
@@ -63,7 +67,16 @@ def _remember(context: NodeContext, identity: NodeIdentity) -> None:
 def remove_certificate(context: NodeContext, params: CertificateRemove) -> dict[str, Any]:
     """Raises RefusedError `host.other_lineage`, SbctlError `disk.*`."""
     refuse_other_lineage(host_facts(context), params.lineage)
+    _end_renewals(context)
     return {"removed": IdentityFiles(context.paths).remove()}
+
+
+def _end_renewals(context: NodeContext) -> None:
+    """An apply gives the identity from now on: the host does not renew by itself at a server where it enrolled before."""
+    systemd = system_of_root(context.uid, context.environ)
+    if systemd is not None:
+        remove_units(systemd, RENEWAL_UNITS)
+    fs.remove_file(context.paths.etc / SOURCE_FILE)
 
 
 def _moment(text: str) -> datetime:

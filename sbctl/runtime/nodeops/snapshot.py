@@ -183,10 +183,13 @@ def _certificate(context: NodeContext, status: Mapping[str, Any]) -> dict[str, A
     if not (context.paths.etc / "identity").is_symlink():
         return None
     from sbctl.runtime.identity_files import installed_state
+    from sbctl.runtime.renewal_state import renewal_problem
 
     held = status.get("identity")
+    state = installed_state(context.paths, context.clock.now())
     return {
-        **installed_state(context.paths, context.clock.now()),
+        **state,
+        "renewal_problem": renewal_problem(context.paths, state.get("fingerprint")),
         "used": held.get("fingerprint") if isinstance(held, dict) else None,
     }
 
