@@ -24,11 +24,11 @@ from sbctl.artifacts.fetch_policy import parse_url, shown
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.http_answers import pause_s, size_error
 from sbctl.artifacts.partial import Partial, Validator, require_space
-from sbctl.artifacts.sources import ArchivePin, Location
+from sbctl.artifacts.sources import ArchivePin, Location, NamedSource
 from sbctl.artifacts.transfer import Transfer, source_place
 from sbctl.base import fs
 from sbctl.base.digests import sha256_file
-from sbctl.base.errors import ArtifactError, SbctlError
+from sbctl.base.errors import ArtifactError, InputError, SbctlError
 from sbctl.base.limits import DOWNLOAD_ATTEMPTS, GIB
 
 __all__ = ["Progress", "fetch_file"]
@@ -45,7 +45,7 @@ _MAX_ATTEMPTS: Final = 100
 
 
 async def fetch_file(
-    sources: Sequence[Location | str],
+    sources: Sequence[Location | NamedSource | str],
     target: Path,
     *,
     sha256: str,
@@ -57,8 +57,8 @@ async def fetch_file(
 ) -> int:
     """Leave a file with exactly this digest at `target`, durably, mode 0600; returns how many bytes came over the network.
 
-    A `target` that already has the digest is left alone. `sources` are URLs or Locations, tried in order; `note` is told in one sentence each
-    time one is given up for the next. After a failure `target` does not exist, and what can be continued lies beside it. Raises ArtifactError
+    A `target` that already has the digest is left alone. `sources` are tried in order; `note` is told in one sentence each time one is given up
+    for the next. After a failure `target` does not exist, and what can be continued lies beside it. Raises ArtifactError
     of the last source, with the others in `detail["sources"]`; SbctlError `disk.*` at once.
     """
     if await asyncio.to_thread(_is_done, target, sha256):
@@ -68,36 +68,44 @@ async def fetch_file(
             return await fetch_file(
                 sources, target, sha256=sha256, size_bytes=size_bytes, progress=progress, fetcher=opened, sleep=sleep, note=note
             )  # fmt: skip
-    locations = [Location(url=parse_url(source)) if isinstance(source, str) else source for source in sources]
+    named = [_named(source) for source in sources]
     job = _Job(fetcher, sleep, progress or (lambda _done, _total: None))
-    given_up: list[tuple[str, ArtifactError]] = []
-    for number, location in enumerate(locations):
+    given_up: list[tuple[str, SbctlError]] = []
+    for number, source in enumerate(named):
+        is_last = number == len(named) - 1
         try:
-            await job.get(location, target, sha256, size_bytes, is_last=number == len(locations) - 1)
+            await job.get(await source.locate(), target, sha256, size_bytes, is_last=is_last)
             return job.received_bytes
-        except ArtifactError as error:
+        except (ArtifactError, InputError) as error:
             if error.code.startswith("disk."):
                 raise
-            given_up.append((_place_of(location), error))
-            if note is not None and number < len(locations) - 1:
-                note(f"{_place_of(location)} is left for the next source: {error.message}")
+            given_up.append((source.name, error))
+            if note is not None and not is_last:
+                note(f"{source.name} is left for the next source: {error.message}")
     raise _all_failed(given_up, target)
 
 
-def _place_of(location: Location) -> str:
-    return shown(location.url) if location.url is not None else str(location.path)
+def _named(source: Location | NamedSource | str) -> NamedSource:
+    if isinstance(source, NamedSource):
+        return source
+    location = Location(url=parse_url(source)) if isinstance(source, str) else source
+
+    async def found() -> Location:
+        return location
+
+    return NamedSource(shown(location.url) if location.url is not None else str(location.path), found)
 
 
-def _all_failed(given_up: Sequence[tuple[str, ArtifactError]], target: Path) -> ArtifactError:
+def _all_failed(given_up: Sequence[tuple[str, SbctlError]], target: Path) -> SbctlError:
     if not given_up:
         return ArtifactError("artifact.no_source", "no source names this file", place=str(target))
     last = given_up[-1][1]
     if len(given_up) > 1:
-        others = "; ".join(f"{place}: {error.message}" for place, error in given_up[:-1])
-        tried = [{"place": place, "code": error.code, "message": error.message} for place, error in given_up]
+        others = "; ".join(f"{name}: {error.message}" for name, error in given_up[:-1])
+        tried = [{"source": name, "code": error.code, "message": error.message} for name, error in given_up]
         return ArtifactError(
             last.code,
-            f"{last.message} (before it: {others})",
+            f"{last.message} (before it, {others})",
             place=last.place,
             next_step=last.next_step,
             retryable=any(error.retryable for _, error in given_up),

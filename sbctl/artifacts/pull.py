@@ -23,18 +23,21 @@ from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
 from sbctl.artifacts.partial import require_space
 from sbctl.artifacts.publication import distinct, publish
 from sbctl.artifacts.seal import check_facts
-from sbctl.artifacts.sources import FileSource, Location, locate, parse_source
+from sbctl.artifacts.sources import FileSource, Location, named_sources, parse_source
 from sbctl.artifacts.split_sets import split_problem
 from sbctl.base import fs
 from sbctl.base.digests import sha256_file
 from sbctl.base.display import plural
-from sbctl.base.errors import ArtifactError, InputError, SbctlError
+from sbctl.base.errors import ArtifactError, InputError
 
 __all__ = ["PullResult", "import_files", "pull"]
 
 _ROUNDS: Final = 3
 """A blob that another artifact shared may be removed with it while this one is fetched; then it is fetched after all."""
 _NAMED_MISSING: Final = 3
+
+Note = Callable[[str], None]
+"""Is told in one sentence when a source was given up for the next."""
 
 _FetchBlob = Callable[[ArtifactFile, Path, Progress], Awaitable[int]]
 """Leaves the verified bytes of one file at a path; returns how many came over the network."""
@@ -60,6 +63,7 @@ async def pull(
     fetcher: Fetcher | None = None,
     offline: bool = False,
     foreign: Sequence[ForeignCache] = (),
+    note: Note | None = None,
 ) -> PullResult:
     """Take from `foreign` by digest, then fetch from `source`, then `mirrors`. A second process waits and finds the work done.
 
@@ -67,10 +71,10 @@ async def pull(
     `artifact.offline_missing` and that of the last source; SbctlError `disk.*`; RefusedError `cache.unsafe_permissions`.
     """
     if fetcher is not None or offline:
-        fetch = _only_local(facts) if offline or fetcher is None else _from_sources(facts, fetcher)
+        fetch = _only_local(facts) if offline or fetcher is None else _from_sources(facts, fetcher, note)
         return await _Ensuring(cache, facts, fetch, progress, foreign, offline=offline).run()
     async with Fetcher() as opened:
-        return await _Ensuring(cache, facts, _from_sources(facts, opened), progress, foreign).run()
+        return await _Ensuring(cache, facts, _from_sources(facts, opened, note), progress, foreign).run()
 
 
 async def import_files(
@@ -81,26 +85,17 @@ async def import_files(
         return await _Ensuring(cache, facts, _from_files(files, fetcher), progress, ()).run()
 
 
-def _from_sources(facts: ArtifactFacts, fetcher: Fetcher) -> _FetchBlob:
+def _from_sources(facts: ArtifactFacts, fetcher: Fetcher, note: Note | None = None) -> _FetchBlob:
     async def fetch(file: ArtifactFile, target: Path, progress: Progress) -> int:
-        last: SbctlError | None = None
-        for text in (facts.source, *facts.mirrors):
-            try:
-                location = await locate(parse_source(text), file, facts, fetcher)
-                return await fetch_file(
-                    [location],
-                    target,
-                    sha256=file.sha256,
-                    size_bytes=file.size_bytes,
-                    progress=progress,
-                    fetcher=fetcher,
-                )
-            except (ArtifactError, InputError) as error:
-                if error.code.startswith("disk."):
-                    raise
-                last = error
-        assert last is not None
-        raise last
+        return await fetch_file(
+            named_sources(file, facts, fetcher),
+            target,
+            sha256=file.sha256,
+            size_bytes=file.size_bytes,
+            progress=progress,
+            fetcher=fetcher,
+            note=note,
+        )
 
     return fetch
 

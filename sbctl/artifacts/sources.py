@@ -10,6 +10,7 @@ pypi:PROJECT==VERSION#m    one member of a wheel of the configured package index
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from sbctl.artifacts.fetch_policy import parse_url
+from sbctl.artifacts.fetch_policy import parse_url, shown
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.member_path import is_safe_member
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
@@ -25,7 +26,18 @@ from sbctl.artifacts.pypi import PypiReference, parse_pypi, resolve
 from sbctl.base.display import display_safe
 from sbctl.base.errors import ArtifactError, InputError
 
-__all__ = ["ArchivePin", "FileSource", "HfSource", "Location", "Source", "UrlSource", "locate", "parse_source"]
+__all__ = [
+    "ArchivePin",
+    "FileSource",
+    "HfSource",
+    "Location",
+    "NamedSource",
+    "Source",
+    "UrlSource",
+    "locate",
+    "named_sources",
+    "parse_source",
+]
 
 _HF: Final = re.compile(
     r"hf:([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{0,127}))?"
@@ -72,6 +84,36 @@ class Location:
     def __post_init__(self) -> None:
         if (self.url is None) == (self.path is None):
             raise ValueError("a location is a URL or a path")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSource:
+    """A source of one file that is looked up when its turn comes: a package index is asked only then."""
+
+    name: str
+    locate: Callable[[], Awaitable[Location]]
+
+
+def named_sources(file: ArtifactFile, facts: ArtifactFacts, fetcher: Fetcher) -> tuple[NamedSource, ...]:
+    """The identity source of an artifact's file, then its mirrors in order."""
+
+    def of(text: str) -> NamedSource:
+        async def found() -> Location:
+            return await locate(parse_source(text), file, facts, fetcher)
+
+        return NamedSource(_shown_source(text), found)
+
+    return tuple(of(text) for text in (facts.source, *facts.mirrors))
+
+
+def _shown_source(text: str) -> str:
+    """Without what may be a credential: the user part and the query of an address."""
+    if not text.startswith(("https://", "http://")):
+        return display_safe(text, max_chars=200)
+    try:
+        return shown(parse_url(text.partition("#")[0]))
+    except ArtifactError:
+        return "an address that is none"
 
 
 def parse_source(text: str) -> Source:

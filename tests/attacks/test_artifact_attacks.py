@@ -72,7 +72,7 @@ async def test_F1_wrong_bytes_are_never_published(
 ) -> None:
     server.reply("/w", reply)
     cache = ArtifactCache(tmp_path / "cache")
-    facts = artifact_of({"w.gguf": DATA}, server.url("/w"))
+    facts = artifact_of({"w.dat": DATA}, server.url("/w"))
     with pytest.raises(ArtifactError):
         await asyncio.wait_for(pull(cache, facts, fetcher=fetcher), 60)
     entry = cache.entry(facts.artifact)
@@ -391,20 +391,21 @@ def test_F9_a_sticky_shared_parent_is_fine(tmp_path: Path) -> None:
     assert (tmp_path / "shared" / "cache").stat().st_mode & 0o022 == 0
 
 
-@pytest.mark.parametrize("what", ["partial", "blob", "lock", "manifest"])
+@pytest.mark.parametrize("what", ["partial", "blob", "lock", "journal", "claim"])
 async def test_F10_nothing_is_written_through_a_link(tmp_path: Path, what: str) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": DATA})
+    facts = write_sources(tmp_path / "src", {"w.dat": DATA})
     cache.prepare()
     partials = cache.partials_path(facts.artifact)
     partials.mkdir()
     place = {
-        "partial": partials / f"{facts.files[0].sha256}.part",
+        "partial": partials / f"{facts.files[0].sha256}.0123456789abcdef.part",
         "blob": cache.blob_path(facts.files[0].sha256),
         "lock": cache.root / "locks" / f"{facts.artifact}.lock",
-        "manifest": partials / f"{facts.files[0].sha256}.resume.json",
+        "journal": partials / f"{facts.files[0].sha256}.0123456789abcdef.journal",
+        "claim": partials / f"{facts.files[0].sha256}.claim-1",
     }[what]
     place.symlink_to(victim)
     try:
@@ -421,18 +422,19 @@ async def test_F10_a_racing_attacker_gets_no_write_through(tmp_path: Path) -> No
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": DATA})
+    facts = write_sources(tmp_path / "src", {"w.dat": DATA})
     cache.prepare()
-    part = cache.partials_path(facts.artifact) / f"{facts.files[0].sha256}.part"
+    partials = cache.partials_path(facts.artifact)
     stop = threading.Event()
 
     def attack() -> None:
         while not stop.is_set():
-            try:
-                os.unlink(part)
-                os.symlink(victim, part)
-            except OSError:
-                continue
+            for part in (*partials.glob("*.part"), *partials.glob("*.journal")):
+                try:
+                    os.unlink(part)
+                    os.symlink(victim, part)
+                except OSError:
+                    continue
 
     thread = threading.Thread(target=attack)
     thread.start()
@@ -452,7 +454,7 @@ async def test_F10_a_racing_attacker_gets_no_write_through(tmp_path: Path) -> No
 
 async def test_F11_a_changed_blob_stops_the_launch_and_is_set_aside(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": DATA, "c.json": b"{}"})
+    facts = write_sources(tmp_path / "src", {"w.dat": DATA, "c.json": b"{}"})
     await pull(cache, facts)
     blob = cache.blob_path(facts.files[0].sha256)
     blob.chmod(0o600)
@@ -462,7 +464,7 @@ async def test_F11_a_changed_blob_stops_the_launch_and_is_set_aside(tmp_path: Pa
     with pytest.raises(ArtifactError) as caught:
         cache.require(facts.artifact)
     assert caught.value.code == "artifact.digest_mismatch"
-    assert "w.gguf" in caught.value.message
+    assert "w.dat" in caught.value.message
     [aside] = caught.value.detail["quarantined"]
     assert facts.files[0].sha256 in aside
     assert Path(aside).exists()
@@ -473,7 +475,7 @@ async def test_F11_a_changed_blob_stops_the_launch_and_is_set_aside(tmp_path: Pa
 
 async def test_F11_rot_that_keeps_its_times_is_found_by_reading(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": DATA})
+    facts = write_sources(tmp_path / "src", {"w.dat": DATA})
     await pull(cache, facts)
     blob = cache.blob_path(facts.files[0].sha256)
     status = blob.stat()
@@ -506,7 +508,7 @@ asyncio.run(main())
 
 async def test_F12_two_processes_download_once_and_both_succeed(server: HostileServer, tmp_path: Path) -> None:
     server.serve("/w", DATA)
-    facts = artifact_of({"w.gguf": DATA}, server.url("/w"))
+    facts = artifact_of({"w.dat": DATA}, server.url("/w"))
 
     def run() -> int:
         done = subprocess.run(
@@ -544,8 +546,8 @@ def test_F16_a_digest_that_is_none_never_becomes_a_path(tmp_path: Path, name: st
 
 
 def test_F15_removals_that_race_pulls_take_no_shared_blob(tmp_path: Path) -> None:
-    mine = write_sources(tmp_path / "1", {"w.gguf": b"mine", "shared": DATA})
-    theirs = write_sources(tmp_path / "2", {"v.gguf": b"theirs", "shared": DATA})
+    mine = write_sources(tmp_path / "1", {"w.dat": b"mine", "shared": DATA})
+    theirs = write_sources(tmp_path / "2", {"v.dat": b"theirs", "shared": DATA})
     root = tmp_path / "cache"
     failures: list[BaseException] = []
 

@@ -26,7 +26,7 @@ from sbctl.base.errors import SbctlError
 from tests.simulators.artifact_samples import artifact_of, write_sources
 from tests.simulators.hostile_http import HostileServer
 
-FILES = {"a/w.gguf": b"weights " * 60_000, "config.json": b"{}"}
+FILES = {"a/w.dat": b"weights " * 60_000, "config.json": b"{}"}
 
 
 class HoursLater(SystemClock):
@@ -136,7 +136,7 @@ def test_F14_a_pull_survives_a_failure_of_its_nth_write(tmp_path: Path, number: 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=["ENOSPC", "EIO", "EROFS"])
 def test_F14_a_removal_survives_a_failure_of_its_nth_write(tmp_path: Path, number: int) -> None:
     first = write_sources(tmp_path / "1", FILES)
-    second = write_sources(tmp_path / "2", {"v.gguf": b"other", "config.json": b"{}"})
+    second = write_sources(tmp_path / "2", {"v.dat": b"# other", "config.json": b"{}"})
     cache = ArtifactCache(tmp_path / "cache")
     for nth in range(1, 100):
         asyncio.run(pull(cache, first))
@@ -158,11 +158,11 @@ def test_F14_a_removal_survives_a_failure_of_its_nth_write(tmp_path: Path, numbe
 
 
 async def test_F14_a_full_disk_keeps_what_was_fetched(tmp_path: Path) -> None:
-    data = FILES["a/w.gguf"]
+    data = FILES["a/w.dat"]
     settings = FetchSettings(index=URL("https://i.invalid/"), hf_endpoint=URL("https://i.invalid/"))
     async with HostileServer() as server, Fetcher(settings) as fetcher:
         server.serve("/w", data, etag='"1"')
-        facts = artifact_of({"w.gguf": data}, server.url("/w"))
+        facts = artifact_of({"w.dat": data}, server.url("/w"))
         cache = ArtifactCache(tmp_path / "cache")
         cache.prepare()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -35,6 +35,8 @@ class Reply:
     body: bytes = b""
     announce: int | None = -1
     stall: bool = False
+    drip: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
+    """Sends more behind the body, in its own time."""
 
 
 Handler = Callable[[Request], Reply]
@@ -124,5 +126,12 @@ class HostileServer:
         lines = [f"HTTP/1.1 {reply.status} Answer", *(f"{name}: {value}" for name, value in headers.items())]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + reply.body)
         await writer.drain()
+        if reply.drip is not None:
+
+            async def send(data: bytes) -> None:
+                writer.write(data)
+                await writer.drain()
+
+            await reply.drip(send)
         if reply.stall:
             await asyncio.Event().wait()
