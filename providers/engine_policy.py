@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from sbctl.base.errors import ConfigError, Diagnostic
 from sbctl.config.compiled import CompiledDeployment
@@ -13,6 +14,10 @@ __all__ = ["engine_policy"]
 
 _KINDS: Final = ("llama_cpp",)
 _LAUNCHES: Final = ("wheel", "binary")
+_ACCELERATION: Final[Mapping[str, Literal["cpu", "cuda", "vulkan"]]] = {
+    "auto": "cpu", "cpu": "cpu", "cuda": "cuda", "vulkan": "vulkan",
+}  # fmt: skip
+"""`auto` is the CPU: which of a host's devices is free is not planned yet."""
 
 
 def engine_policy(deployment: CompiledDeployment) -> EnginePolicy:
@@ -25,7 +30,12 @@ def engine_policy(deployment: CompiledDeployment) -> EnginePolicy:
     version = deployment.model.engine_version or policy.version
     if policy.launch == "wheel":
         return EnginePolicy(engine="llama_cpp", launch="wheel", version=version or LLAMA_CPP_WHEEL_DEFAULT)
-    return EnginePolicy(engine="llama_cpp", launch="binary", version=version, path=policy.path)
+    acceleration = _ACCELERATION.get(policy.acceleration)
+    if acceleration is None:
+        raise _not_yet(deployment, f"acceleration: {policy.acceleration}", "hosts are Linux machines")
+    return EnginePolicy(
+        engine="llama_cpp", launch="binary", version=version, path=policy.path, acceleration=acceleration
+    )
 
 
 def _not_yet(deployment: CompiledDeployment, what: str, note: str) -> ConfigError:

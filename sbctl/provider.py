@@ -83,6 +83,10 @@ class Services(Protocol):
         """A pinned wheel from the package index, verified, in the operator's cache."""
         ...
 
+    def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:
+        """A release of an engine, or its source, by digest."""
+        ...
+
     def python_archive(self, path: str, sha256: str) -> ByteSource:
         """The operator's standalone Python, its digest compared now: at `path`, or in a pack. Raises InputError."""
         ...

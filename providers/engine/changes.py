@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves, transfer_deadline_s
+from providers.engine.builds import builds_to_install, pin_for
 from providers.engine.programs import find_program
 from providers.engine.spec import fields_for_reader
 from providers.runtime_wheels import python_problem
 from sbctl.base.errors import EngineError
 from sbctl.base.truths import Desired, Recorded
-from sbctl.engines.pins import WheelPin, wheel_pin
+from sbctl.engines.pins import WheelPin
+from sbctl.engines.release_pins import ArchivePin
 from sbctl.node.messages import Method
 from sbctl.plan.blast_radius import action_radius
 from sbctl.plan.leaves import leaf_changes
@@ -20,7 +23,8 @@ from sbctl.plan.paths import join_path
 
 __all__ = ["diff"]
 
-_WHEEL_BYTES_WHEN_UNKNOWN = 64 * 1024 * 1024
+_BYTES_WHEN_UNKNOWN = 64 * 1024 * 1024
+BUILD_DEADLINE_S = 5400.0
 
 
 def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext) -> Change:
@@ -30,8 +34,11 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if desired is None:
         return comparison.held_by_others() or _removed(comparison)
     if desired.spec["launch"] == "wheel":
-        return _wheel(comparison, desired)
-    return _program(comparison, desired)
+        return _installed(comparison, desired, desired.spec["versions"])
+    builds = builds_to_install(desired.spec, observed.informative["programs"] if comparison.bootstrapped else {})
+    if desired.spec["path"] is not None or not builds:
+        return _program(comparison, desired)
+    return _installed(comparison, desired, builds)
 
 
 def _leaves(comparison: Comparison, desired: Desired) -> tuple[Leaf, ...]:
@@ -42,21 +49,21 @@ def _leaves(comparison: Comparison, desired: Desired) -> tuple[Leaf, ...]:
     return new_leaves(wanted) if recorded is None else leaf_changes(fields_for_reader(recorded.spec), wanted)
 
 
-# From a wheel
+# Installed by us: from a wheel, a release, or its source
 
 
-def _wheel(comparison: Comparison, desired: Desired) -> Change:
+def _installed(comparison: Comparison, desired: Desired, versions: list[str]) -> Change:
+    """`versions` are the names of builds."""
     recorded, installed = comparison.recorded, comparison.observed.decisive["installed"]
-    versions = desired.spec["versions"]
     missing = [version for version in versions if version not in installed]
     drift = _drift(recorded, installed, versions)
     leaves = _leaves(comparison, desired)
     if not (recorded is None or missing or drift or leaves or comparison.context.replace):
         return comparison.unchanged()
     try:
-        pins = {version: _pin(comparison, version) for version in versions}
+        pins = {version: _pin(comparison, desired.spec, version) for version in versions}
     except EngineError as error:
-        return comparison.change("create", "no such wheel", leaves=leaves, blocked=Blocked.by(error))
+        return comparison.change("create", "no such build", leaves=leaves, blocked=Blocked.by(error))
     # What is there but not recorded is taken over: installing finds the work done and answers its digest.
     everything = recorded is None or comparison.context.replace
     redo = versions if everything else [version for version in versions if version in missing or version in drift]
@@ -65,36 +72,46 @@ def _wheel(comparison: Comparison, desired: Desired) -> Change:
     action: Action = "replace" if comparison.context.replace else "create" if recorded is None or gone else "update"
     return comparison.change(
         action,
-        _wheel_reason(comparison, bool(drift)),
+        _install_reason(comparison, bool(drift)),
         calls=[*_removals(comparison, removed), *_installs(desired, pins, redo)],
-        leaves=(*leaves, *drift.values(), *(() if drift else _wheel_leaves(pins, redo))),
+        leaves=(*leaves, *drift.values(), *(() if drift else _file_leaves(desired.spec, pins, redo))),
         blast_radius=action_radius("engine", action),
-        download_bytes=sum(pin.size_bytes for version in missing if (pin := pins[version]) is not None) or None,
-        notes=_leftover_note(comparison, versions),
+        download_bytes=sum(pin.size_bytes or 0 for version in missing if (pin := pins[version]) is not None) or None,
+        notes=(*_leftover_note(comparison, versions), *_pin_notes(pins, redo)),
         drifted=bool(drift),
         blocked=python_problem(comparison.snapshot.host, desired.spec["python"], desired.spec.get("standalone"))
-        if redo
+        if redo and desired.spec["launch"] == "wheel"
         else None,
     )
 
 
+def _pin_notes(pins: Mapping[str, WheelPin | ArchivePin | None], redo: list[str]) -> tuple[str, ...]:
+    chosen = [pin for version in redo if isinstance(pin := pins[version], ArchivePin)]
+    if any(pin.is_source for pin in chosen):
+        return ("it is built from its source on the host, which takes up to an hour; not tried on hardware yet",)
+    return tuple(f"{pin.filename} was not tried on hardware yet" for pin in chosen if pin.acceleration != "cpu")
+
+
 def _drift(recorded: Recorded | None, installed: Mapping[str, str | None], versions: list[str]) -> Mapping[str, Leaf]:
     """By version, what the last apply installed and the host does not show any more. A digest that one side does not know is not compared."""
-    if recorded is None or recorded.spec["launch"] != "wheel":
+    if recorded is None:
         return {}
+    known = recorded.record.get("digests", {})
     found: dict[str, Leaf] = {}
+    if (program := recorded.record.get("program")) is not None and not installed:
+        found["program"] = Leaf("program", program, None, "the program on the host is gone, or another one")
     for version in versions:
         path = join_path(("installed", version))
-        wanted = recorded.record["digests"].get(version)
+        wanted = known.get(version)
         if version not in installed:
-            if version in recorded.spec["versions"]:
+            if version in known or (recorded.spec["launch"] == "wheel" and version in recorded.spec["versions"]):
                 found[version] = Leaf(path, None, version, "it was removed from the host")
         elif wanted is not None and installed[version] not in (None, wanted):
             found[version] = Leaf(path, installed[version], wanted, "it is not what was installed")
     return found
 
 
-def _wheel_reason(comparison: Comparison, drifted: bool) -> str:
+def _install_reason(comparison: Comparison, drifted: bool) -> str:
     if comparison.context.replace:
         return "asked for by --replace"
     if drifted:
@@ -103,35 +120,43 @@ def _wheel_reason(comparison: Comparison, drifted: bool) -> str:
     return "deployments of this host need it" if new else "deployments of this host need another build"
 
 
-def _pin(comparison: Comparison, version: str) -> WheelPin | None:
+def _pin(comparison: Comparison, spec: Mapping[str, Any], version: str) -> WheelPin | ArchivePin | None:
     """None while nothing is known of the host. Raises EngineError `engine.not_pinned`, `engine.incompatible`."""
     facts = comparison.snapshot.host
-    if not facts.arch:
-        return None
-    return wheel_pin(version, facts.arch, facts.libc)
+    return pin_for(spec, version, facts) if facts.arch else None
 
 
-def _wheel_leaves(pins: Mapping[str, WheelPin | None], redo: list[str]) -> tuple[Leaf, ...]:
-    return tuple(
-        Leaf("wheel", None, UNKNOWN if pin is None else pin.filename) for version in redo for pin in [pins[version]]
-    )
+def _file_leaves(
+    spec: Mapping[str, Any], pins: Mapping[str, WheelPin | ArchivePin | None], redo: list[str]
+) -> tuple[Leaf, ...]:
+    path = "wheel" if spec["launch"] == "wheel" else "archive"
+    return tuple(Leaf(path, None, UNKNOWN if (pin := pins[version]) is None else pin.filename) for version in redo)
 
 
-def _installs(desired: Desired, pins: Mapping[str, WheelPin | None], versions: list[str]) -> list[Call]:
+def _installs(desired: Desired, pins: Mapping[str, WheelPin | ArchivePin | None], versions: list[str]) -> list[Call]:
     calls = []
+    spec = desired.spec
     for version in versions:
         pin = pins[version]
-        params = {
-            "engine": desired.address.name,
-            "project": desired.spec["project"],
-            "version": version,
-            "python": desired.spec["python"],
-            "standalone": desired.spec.get("standalone"),
-            "delivery": desired.spec["delivery"],
-            "wheel": None if pin is None else {"filename": pin.filename, "sha256": pin.sha256},
-        }
-        deadline_s = transfer_deadline_s(_WHEEL_BYTES_WHEN_UNKNOWN if pin is None else pin.size_bytes)
-        title = f"install engine {desired.address.name} {version}"
+        params: dict[str, Any] = {"engine": desired.address.name, "version": version, "delivery": spec["delivery"]}
+        if spec["launch"] == "wheel":
+            planned = None if pin is None else {"filename": pin.filename, "sha256": pin.sha256}
+            params |= {"project": spec["project"], "python": spec["python"], "wheel": planned}
+            params |= {"standalone": spec.get("standalone")}
+        else:
+            params |= {"archive": None if pin is None else asdict(pin)}
+            params |= {
+                "wish": {
+                    "launch": "binary",
+                    "versions": spec["versions"],
+                    "acceleration": spec.get("acceleration", "cpu"),
+                    "sha256": spec.get("sha256"),
+                }
+            }
+        size = _BYTES_WHEN_UNKNOWN if pin is None or pin.size_bytes is None else pin.size_bytes
+        is_source = isinstance(pin, ArchivePin) and pin.is_source
+        deadline_s = transfer_deadline_s(size) + (BUILD_DEADLINE_S if is_source else 0)
+        title = f"{'build' if is_source else 'install'} engine {desired.address.name} {version}"
         calls.append(Call(Method.ENGINE_INSTALL, params, title, deadline_s=deadline_s))
     return calls
 
@@ -150,14 +175,19 @@ def _never_used_again(comparison: Comparison, versions: list[str]) -> list[str]:
     recorded = comparison.recorded
     if recorded is None:
         return []
-    in_use = {*versions, *recorded.spec["versions"]}
+    in_use = {*versions, *_in_use(recorded)}
     return [version for version in comparison.observed.decisive["installed"] if version not in in_use]
+
+
+def _in_use(recorded: Recorded) -> list[str]:
+    """Builds that the last apply installed or found installed."""
+    return [*recorded.spec["versions"], *recorded.record.get("digests", {})]
 
 
 def _leftover_note(comparison: Comparison, versions: list[str]) -> tuple[str, ...]:
     recorded = comparison.recorded
     left = sorted(
-        set(recorded.spec["versions"] if recorded is not None else ())
+        set(_in_use(recorded) if recorded is not None else ())
         & set(comparison.observed.decisive["installed"]) - set(versions)
     )
     return (f"{', '.join(left)} stays installed until the next change of this engine: it still serves",) if left else ()
@@ -203,7 +233,7 @@ def _program(comparison: Comparison, desired: Desired) -> Change:
 def _removed(comparison: Comparison) -> Change:
     recorded = comparison.recorded
     assert recorded is not None
-    if recorded.spec["launch"] == "binary" and not comparison.observed.decisive["installed"]:
+    if recorded.record.get("program") and not comparison.observed.decisive["installed"]:
         return comparison.forgotten("a program of the host: it stays")
     calls = _removals(comparison, list(comparison.observed.decisive["installed"]))
     if not calls:

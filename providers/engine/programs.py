@@ -36,9 +36,6 @@ def find_program(programs: Mapping[str, str], path: str | None, versions: Sequen
         return FoundProgram(None)
     if path is None and not programs:
         hint = "install llama-server on the host, name its path, or set engines.llama_cpp.launch: wheel"
-        if versions:
-            message = f"llama.cpp {', '.join(versions)} is not on the host's PATH, and this sbctl fetches no releases"
-            return FoundProgram(None, Blocked("engine.missing", message, hint))
         return FoundProgram(None, Blocked("engine.missing", "the host has no llama-server on its PATH", hint))
     chosen = path if path is not None else next(iter(programs))
     version = programs[chosen]

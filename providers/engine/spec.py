@@ -40,13 +40,20 @@ def _by_kind(host: CompiledHost) -> Mapping[str, dict[str, Any]]:
                 "standalone": standalone_spec(host),
             }
         else:
+            sha256 = deployment.engine_policy.sha256
             spec |= {"path": policy.path}
+            if policy.acceleration != "cpu":
+                spec |= {"acceleration": policy.acceleration}
+            if sha256 is not None:
+                spec |= {"sha256": sha256}
     return {kind: {**spec, "versions": sorted(versions[kind])} for kind, spec in specs.items()}
 
 
 def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are compared. How a wheel travels and which Python makes its environment matter at the next install only."""
+    """The fields that are compared. How an engine travels and which Python makes its environment matter at the next install only."""
     fields = {"launch": spec["launch"], "version": ", ".join(spec["versions"]) or None}
     if spec["launch"] == "binary":
         fields["path"] = spec["path"]
+        if spec.get("acceleration", "cpu") != "cpu":
+            fields["acceleration"] = spec["acceleration"]
     return fields

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from providers.engine_policy import engine_policy
 from providers.standalone_python import standalone_label, standalone_problem, standalone_spec
 from sbctl.base.connection import Connection
 from sbctl.base.display import format_bytes
@@ -36,6 +37,8 @@ from sbctl.cli.servable import Servable, catalog_check, local_serving, servable_
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 from sbctl.engines.detect import find_engine, find_llama_server, probe_llama_server
+from sbctl.engines.driver import EngineSite, EngineWish
+from sbctl.engines.machine import this_machine
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_pin
 from sbctl.node.devices import NvidiaDevices, nvidia_devices
 from sbctl.node.snapshot import EngineState, HostFacts, NodeSnapshot, PortHolder, is_new_enough
@@ -283,15 +286,15 @@ def engine_checks(host: CompiledHost, snapshot: NodeSnapshot, environ: Mapping[s
         if host.connection.kind != "local" or snapshot.paths is None:
             yield Check(name, "skip", "a program on the host is looked for when it is planned", host=host.name)
             continue
-        found = find_engine(
-            launch="binary",
-            version=policy.version,
-            path=policy.path,
-            engines=Path(snapshot.paths.opt, "engines"),
-            search_path=environ.get("PATH", ""),
-        )
+        wish = EngineWish("binary", policy.version, policy.path, engine_policy(deployment).acceleration, policy.sha256)
+        site = EngineSite(Path(snapshot.paths.opt, "engines"), environ.get("PATH", ""), this_machine())
+        found = find_engine(wish, site)
         if found.build is not None:
-            yield Check(name, "pass", f"{found.build.version} at {found.build.path}", host=host.name)
+            state: Literal["pass", "warn"] = "warn" if found.build.notes else "pass"
+            where = f"{found.build.version} at {found.build.path}"
+            yield Check(name, state, "; ".join((where, *found.build.notes)), host=host.name)
+        elif found.state == "acquirable":
+            yield Check(name, "pass", found.reason, found.remedy, host.name)
         else:
             yield Check(name, "fail", found.reason, found.remedy, host.name)
 

@@ -14,12 +14,13 @@ from providers.runtime_wheels import choose_python
 from sbctl import __version__
 from sbctl.base import fs
 from sbctl.base.digests import sha256_file
-from sbctl.base.errors import RefusedError, SbctlError, UsageError
+from sbctl.base.errors import EngineError, RefusedError, SbctlError, UsageError
 from sbctl.cli.services import OnlineSupplies, operator_cache
 from sbctl.cli.signing import KEY_NOT_MADE_YET, require_member
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.engines.pins import library_pins, wheel_pin
+from sbctl.engines.release_pins import ArchivePin, Machine, archive_pin
 from sbctl.node.messages import Method
 from sbctl.node.python_archive import PythonArchive
 from sbctl.node.snapshot import NodeSnapshot
@@ -158,15 +159,29 @@ def _add_pythons(supplies: OnlineSupplies, contents: _Contents, config: Compiled
 def _add_engines(
     supplies: OnlineSupplies, contents: _Contents, config: CompiledConfig, request: PackRequest
 ) -> Iterator[str]:
-    """Adds the pinned wheels; yields a note for every program that hosts must have themselves."""
+    """Adds the pinned wheels, releases and sources; yields a note for every program that hosts must have themselves."""
     versions: set[str] = set()
+    archives: dict[str, ArchivePin] = {}
     for host in config.hosts.values():
         for deployment in host.deployments.values():
             policy = engine_policy(deployment)
             if policy.launch == "wheel" and policy.version is not None:
                 versions.add(policy.version)
+            elif policy.path is not None:
+                yield f"{policy.path} is not packed: {host.name} must have it"
             elif policy.launch == "binary":
-                yield f"{policy.path or 'llama-server'} is not packed: {host.name} must have it"
+                for arch in request.arches:
+                    machine = Machine("Linux", arch, request.libc)
+                    sha256 = deployment.engine_policy.sha256
+                    try:
+                        found = archive_pin(policy.version, machine, policy.acceleration, sha256=sha256)
+                    except EngineError as error:
+                        yield f"no llama-server is packed for {arch}: {error.message}"
+                    else:
+                        archives[found.sha256] = found
+    for archive in archives.values():
+        path = supplies.engine_archive(archive.url, archive.filename, archive.sha256, request.begin(archive.filename))
+        contents.add(path, archive.filename, "engine", archive.sha256)
     for version in sorted(versions):
         for arch in request.arches:
             pin = wheel_pin(version, arch, request.libc)
@@ -238,12 +253,12 @@ def require_packed(pack: Pack, config_file: Path, plan: Plan, snapshots: Mapping
     kinds = [
         kind for host, step in steps if host in snapshots and (kind := _kind_of_host(step, snapshots[host])) is not None
     ]
-    wheels: dict[str, str] = {}
+    engines: dict[str, str] = {}
     for host, step in steps:
         if step.method == Method.ENGINE_INSTALL and host in snapshots:
-            wheels |= _engine_wheels(step, snapshots[host])
+            engines |= _engine_files(step, snapshots[host])
     supplies.lacking(
-        kinds, wheels, [step.params["facts"] for _, step in steps if step.method == Method.ARTIFACT_IMPORT]
+        kinds, engines, [step.params["facts"] for _, step in steps if step.method == Method.ARTIFACT_IMPORT]
     )
 
 
@@ -258,7 +273,11 @@ def _kind_of_host(step: Step, snapshot: NodeSnapshot) -> tuple[str, str, str] | 
     return None
 
 
-def _engine_wheels(step: Step, snapshot: NodeSnapshot) -> dict[str, str]:
+def _engine_files(step: Step, snapshot: NodeSnapshot) -> dict[str, str]:
+    """Digest → what it is, of all that one installation asks for."""
+    if "wish" in step.params:
+        planned = step.params["archive"]
+        return {} if planned is None else {planned["sha256"]: planned["filename"]}
     arch, libc = snapshot.host.arch, snapshot.host.libc
     wanted = {pin.sha256: f"{pin.project} {pin.version} for {arch}" for pin in library_pins(arch)}
     with suppress(SbctlError):

@@ -37,6 +37,8 @@ class Supplies(Protocol):
 
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path: ...
 
+    def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path: ...
+
     def python_archive(self, path: str, sha256: str) -> ByteSource: ...
 
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, ByteSource]: ...
@@ -61,6 +63,10 @@ class OnlineSupplies:
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
         with self._wheels_lock:
             return self._wheelhouse.pinned_wheel(project, version, filename, sha256, progress)
+
+    def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:
+        with self._wheels_lock:
+            return self._wheelhouse.pinned_archive(url, filename, sha256, progress)
 
     def python_archive(self, path: str, sha256: str) -> ByteSource:
         return local_archive(path, sha256)
@@ -99,6 +105,9 @@ class OperatorServices:
 
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
         return self._supplies.engine_wheel(project, version, filename, sha256, progress)
+
+    def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:
+        return self._supplies.engine_archive(url, filename, sha256, progress)
 
     def python_archive(self, path: str, sha256: str) -> ByteSource:
         return self._supplies.python_archive(path, sha256)

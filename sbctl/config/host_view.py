@@ -233,10 +233,9 @@ class HostViewBuilder:
                 self.report, view, (*engine_path, "launch"), sentence, remedy="use launch: wheel or launch: binary"
             )
             return None
-        if policy.acceleration not in ("auto", "cpu"):
-            sentence = f"acceleration: {policy.acceleration} is not in this version of sbctl"
-            not_available(
-                self.report, view, (*engine_path, "acceleration"), sentence, remedy="auto and cpu run on the CPU"
+        if policy.acceleration == "metal" or (policy.launch == "wheel" and policy.acceleration not in ("auto", "cpu")):
+            sentence = (
+                f"acceleration: {policy.acceleration} with launch: {policy.launch} is not in this version of sbctl"
             )
             return None
         if deployment.engine_image is not None:
@@ -251,3 +250,5 @@ class HostViewBuilder:
                 self.report.add("config.not_pinned", message, view.value_span((*path, "engine_version")), notes=notes)
             version = version or LLAMA_CPP_WHEEL_DEFAULT
         return policy.model_copy(update={"version": version, "sha256": deployment.engine_sha256 or policy.sha256})
+            remedy = "auto and cpu run on the CPU; launch: binary has cuda (built on the host) and vulkan"
+            not_available(self.report, view, (*engine_path, "acceleration"), sentence, remedy=remedy)

@@ -14,6 +14,7 @@ from typing import Final
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError
+from sbctl.engines.flag_tables import REFUSED_FLAGS
 
 __all__ = ["ALLOWED_FLAGS", "ExtraFlag", "check_extra_args", "parse_extra_args"]
 
@@ -95,6 +96,8 @@ def _unknown(engine: str, argument: str, name: str, table: Mapping[str, _Check |
     longer = sorted(flag for flag in table if name.startswith("--") and len(name) > 2 and flag.startswith(name))
     if longer:
         return f"{_quoted(argument)} is only a beginning of {longer[0]}; flags are written in full"
+    if engine == "llama_cpp" and (reason := REFUSED_FLAGS.get(name)) is not None:
+        return f"{_quoted(argument)} may not be passed to {engine}: {reason}"
     return f"{_quoted(argument)} may not be passed to {engine}; allowed are {allowed}"
 
 

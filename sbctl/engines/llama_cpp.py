@@ -1,4 +1,4 @@
-"""llama.cpp: the whole command line of one server process, pure.
+"""llama.cpp: the driver. The whole command line of one server process, and how the server is asked whether it does what it was told.
 
 Everything that has a surprising default is written out: the slot count and the context (which llama-server splits between slots), fit
 (which shrinks both behind the planner), the prompt cache (8 GiB of memory), threads (two on two busy cores collapse), UI and network.
@@ -9,25 +9,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.errors import EngineError
+from sbctl.engines.detect import find_engine
+from sbctl.engines.driver import EngineSite, EngineWish
+from sbctl.engines.flag_tables import FLAG_VALUES, flag_table, kv_cache_type
 from sbctl.engines.flags import ExtraFlag, parse_extra_args
-from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec, engine_environment
+from sbctl.engines.model import (
+    EVERY_DEVICE,
+    Adapter,
+    Availability,
+    Canary,
+    EngineBuild,
+    EngineKind,
+    LaunchRequest,
+    LaunchSpec,
+    ProbePlan,
+    StopPlan,
+    engine_environment,
+)
+from sbctl.engines.pins import WheelPin, wheel_pin
+from sbctl.engines.release_pins import ArchivePin, Machine, archive_pin
 
-__all__ = ["PROBE_PATH", "default_threads", "launch_spec", "weight_file"]
-
-PROBE_PATH: Final = "/health"
+__all__ = ["LlamaCpp", "default_threads", "weight_file"]
 
 _BATCH_TOKENS: Final = 2048
 _UBATCH_TOKENS: Final = 512
 _HTTP_THREADS_BESIDE_SLOTS: Final = 4
 """For probes, metrics and slot queries while every slot streams."""
+_ALL_LAYERS: Final = 999
 
 _REQUIRED: Final = ("--model", "--host", "--port", "--ctx-size", "--parallel", "--threads")
 _SHARD_RE: Final = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf")
+_COUNTERS: Final = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total")
+_FATAL_OUTPUT: Final = ("CUDA error", "ggml_abort", "GGML_ASSERT(", "failed to allocate buffer of size")
 
 
 def default_threads(physical_cores: int) -> int:
@@ -56,71 +73,171 @@ def weight_file(facts: ArtifactFacts) -> str:
     )
 
 
-def launch_spec(
-    build: EngineBuild,
-    *,
-    model_path: Path,
-    address: EngineAddress,
-    alias: str,
-    context_length: int,
-    slots: int,
-    physical_cores: int,
-    environ: Mapping[str, str],
-    threads: int | None = None,
-    extra_args: Sequence[str] = (),
-    gpu_layers: int = 0,
-    prompt_cache_mib: int = 0,
-) -> LaunchSpec:
-    """How to start one llama.cpp server that gives each of `slots` requests its own `context_length` tokens.
+Option = tuple[str, str | None]
 
-    An extra argument wins over a default of ours and over `threads`. Raises EngineError `engine.unsafe_argument` for one that is not on
-    the list, `engine.incompatible` when the program lacks a flag that cannot be left out; ValueError for a socket that llama.cpp would
-    take for a host name.
-    """
-    if address.unix_path is not None and address.unix_path.suffix != ".sock":
-        raise ValueError(f"llama.cpp takes a path for a socket only when it ends in .sock: {address.unix_path}")
-    extra = {flag.flag: flag for flag in parse_extra_args("llama_cpp", extra_args)}
-    thread_count = _value(extra, "--threads", threads if threads is not None else default_threads(physical_cores))
-    host = str(address.unix_path) if address.unix_path is not None else "127.0.0.1"
-    listed: list[tuple[str, str | None]] = [
-        ("--model", str(model_path)),
-        ("--alias", alias),
-        ("--host", host),
+
+class LlamaCpp:
+    """See `driver.EngineDriver`."""
+
+    engine: ClassVar[EngineKind] = "llama_cpp"
+
+    def detect(self, wish: EngineWish, site: EngineSite) -> Availability:
+        return find_engine(wish, site)
+
+    def provision(self, wish: EngineWish, machine: Machine) -> WheelPin | ArchivePin:
+        if wish.launch == "wheel":
+            return wheel_pin(wish.version or "", machine.arch, machine.libc)
+        return archive_pin(wish.version, machine, wish.acceleration, sha256=wish.sha256)
+
+    def launch(self, build: EngineBuild, request: LaunchRequest) -> LaunchSpec:
+        """One server that gives each of `slots` requests its own `context_length` tokens. An extra argument wins over a default of ours
+        and over `threads`. As `EngineDriver.launch`.
+        """
+        address = request.address
+        if address.unix_path is not None and address.unix_path.suffix != ".sock":
+            raise ValueError(f"llama.cpp takes a path for a socket only when it ends in .sock: {address.unix_path}")
+        extra = {flag.flag: flag for flag in parse_extra_args("llama_cpp", request.extra_args)}
+        listed = [
+            *_served(request),
+            *_worked(request, extra),
+            *_placed(build, request),
+            *_kept(request, extra),
+            ("--fit", "off"),
+            ("--cache-ram", str(request.prompt_cache_mib)),
+            ("--no-context-shift", None),
+            ("--offline", None),
+            ("--no-ui", None),
+            ("--warmup", None),
+            ("--metrics", None),
+            ("--slots", None),
+        ]
+        return LaunchSpec(
+            argv=(*build.argv_prefix, *_render(listed, build)),
+            env=_environment(build, request),
+            address=address,
+            probe=self.probe(request),
+            stop=StopPlan(),
+            slots=request.slots,
+            context_length=request.context_length,
+            devices=request.devices if build.acceleration == "cpu" else request.devices or (EVERY_DEVICE,),
+        )
+
+    def probe(self, request: LaunchRequest) -> ProbePlan:
+        return ProbePlan(
+            path="/health",
+            canary=_canary(request),
+            facts_path="/props",
+            slots_path="/slots",
+            metrics_path="/metrics",
+            counters=_COUNTERS,
+            fatal_output=_FATAL_OUTPUT,
+        )
+
+    def mismatch(self, spec: LaunchSpec, facts: Mapping[str, Any], slots: object) -> str | None:
+        settings = facts.get("default_generation_settings")
+        context = settings.get("n_ctx") if isinstance(settings, dict) else None
+        if isinstance(context, int) and context < spec.context_length:
+            return f"it gives a request {context} tokens of context, {spec.context_length} were asked for"
+        total = facts.get("total_slots")
+        if isinstance(total, int) and total != spec.slots:
+            return f"it works on {total} requests at once, {spec.slots} were asked for"
+        model, wanted = facts.get("model_path"), spec.argv[spec.argv.index("--model") + 1]
+        if isinstance(model, str) and model not in ("", wanted):
+            return f"it serves {model[:200]}, and {wanted} was asked for"
+        return _slots_mismatch(spec, slots)
+
+
+def _slots_mismatch(spec: LaunchSpec, slots: object) -> str | None:
+    if not isinstance(slots, list):
+        return None
+    if len(slots) != spec.slots:
+        return f"it has {len(slots)} slots, {spec.slots} were asked for"
+    contexts = [slot["n_ctx"] for slot in slots if isinstance(slot, dict) and isinstance(slot.get("n_ctx"), int)]
+    if any(context < spec.context_length for context in contexts):
+        return f"a slot has {min(contexts)} tokens of context, {spec.context_length} were asked for"
+    return None
+
+
+def _canary(request: LaunchRequest) -> Canary:
+    match request.mode:
+        case "embedding":
+            return Canary("/v1/embeddings", {"model": request.alias, "input": "Hi"})
+        case "rerank":
+            return Canary("/v1/rerank", {"model": request.alias, "query": "Hi", "documents": ["Hi"]})
+        case _:
+            return Canary("/v1/completions", {"model": request.alias, "prompt": "Hi", "max_tokens": 1, "stream": False})
+
+
+def _served(request: LaunchRequest) -> list[Option]:
+    address = request.address
+    modes = {"chat": (), "embedding": (("--embeddings", None),), "rerank": (("--rerank", None),)}
+    return [
+        ("--model", str(request.weights)),
+        ("--alias", request.alias),
+        ("--host", str(address.unix_path) if address.unix_path is not None else "127.0.0.1"),
         *((("--port", str(address.port)),) if address.port is not None else ()),
-        ("--ctx-size", str(context_length * slots)),
-        ("--parallel", str(slots)),
+        *modes[request.mode],
+        *((("--lora-scaled", _adapters(request.adapters)),) if request.adapters else ()),
+    ]
+
+
+def _adapters(adapters: Sequence[Adapter]) -> str:
+    for adapter in adapters:
+        if any(char in str(adapter.path) for char in ':,"'):
+            raise EngineError(
+                "engine.artifact_unusable",
+                f"llama.cpp cannot be given an adapter below this directory: {adapter.path}",
+                place=str(adapter.path),
+                next_step="move the cache to a path without colon, comma and quote (model_host.cache.directory)",
+            )
+    return ",".join(f"{adapter.path}:{adapter.scale:g}" for adapter in adapters)
+
+
+def _worked(request: LaunchRequest, extra: Mapping[str, ExtraFlag]) -> list[Option]:
+    """Slots, context and how much is computed at once. A text for embedding or reranking is computed in one piece."""
+    given = request.threads if request.threads is not None else default_threads(request.physical_cores)
+    threads = _value(extra, "--threads", given)
+    whole = None if request.mode == "chat" else request.context_length
+    return [
+        ("--ctx-size", str(request.context_length * request.slots)),
+        ("--parallel", str(request.slots)),
         ("--no-kv-unified", None),
-        ("--threads", thread_count),
-        ("--threads-batch", thread_count),
-        ("--threads-http", str(slots + _HTTP_THREADS_BESIDE_SLOTS)),
-        ("--batch-size", _value(extra, "--batch-size", _BATCH_TOKENS)),
-        ("--ubatch-size", _value(extra, "--ubatch-size", _UBATCH_TOKENS)),
-        ("--n-gpu-layers", str(gpu_layers)),
-        ("--flash-attn", "on" if "--flash-attn" in extra else "auto"),
+        ("--threads", threads),
+        ("--threads-batch", threads),
+        ("--threads-http", str(request.slots + _HTTP_THREADS_BESIDE_SLOTS)),
+        ("--batch-size", _value(extra, "--batch-size", whole or _BATCH_TOKENS)),
+        ("--ubatch-size", _value(extra, "--ubatch-size", whole or _UBATCH_TOKENS)),
+    ]
+
+
+def _placed(build: EngineBuild, request: LaunchRequest) -> list[Option]:
+    if build.acceleration == "cpu":
+        return [("--n-gpu-layers", "0")]
+    placed: list[Option] = [("--n-gpu-layers", str(_ALL_LAYERS))]
+    if build.acceleration == "cuda" and len(request.devices) > 1:
+        placed += [("--split-mode", "row"), ("--tensor-split", ",".join("1" for _ in request.devices))]
+    return placed
+
+
+def _kept(request: LaunchRequest, extra: Mapping[str, ExtraFlag]) -> list[Option]:
+    """The attention cache, and how weights are held. A quantised cache of values needs flash attention."""
+    kind = kv_cache_type(request.kv_quant)
+    attention = "on" if "--flash-attn" in extra or kind not in (None, "f16") else "auto"
+    return [
+        ("--flash-attn", attention),
+        *((("--cache-type-k", kind), ("--cache-type-v", kind)) if kind is not None else ()),
         *((("--seed", extra["--seed"].value),) if "--seed" in extra else ()),
         ("--load-mode", _load_mode(extra)),
-        ("--fit", "off"),
-        ("--cache-ram", str(prompt_cache_mib)),
-        ("--no-context-shift", None),
-        ("--offline", None),
-        ("--no-ui", None),
-        ("--warmup", None),
-        ("--metrics", None),
-        ("--slots", None),
     ]
-    return LaunchSpec(
-        argv=(*build.argv_prefix, *_render(listed, build.known_flags, build)),
-        env=_environment(build, environ),
-        address=address,
-        probe_path=PROBE_PATH,
-        slots=slots,
-        context_length=context_length,
-    )
 
 
-def _environment(build: EngineBuild, environ: Mapping[str, str]) -> dict[str, str]:
-    env = engine_environment(environ, library_path=build.launch == "binary")
-    return env if build.libraries is None else {**env, "LD_LIBRARY_PATH": str(build.libraries)}
+def _environment(build: EngineBuild, request: LaunchRequest) -> dict[str, str]:
+    env = engine_environment(request.environ, library_path=build.launch == "binary" and not build.ours)
+    if build.libraries is not None:
+        env["LD_LIBRARY_PATH"] = str(build.libraries)
+    if build.acceleration == "cuda" and request.devices:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(request.devices)
+    return env
 
 
 def _value(extra: Mapping[str, ExtraFlag], flag: str, otherwise: int) -> str:
@@ -147,22 +264,39 @@ _OLDER_LOAD_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "mlock": ("--no-mmap", "--mlock"),
 }
 """What llama-server understood before `--load-mode`."""
+_NEVER_LEFT_OUT: Final = frozenset(
+    {"--embeddings", "--rerank", "--lora-scaled", "--cache-type-k", "--cache-type-v", "--tensor-split", "--split-mode"}
+)
+"""Without these an engine would do something else than was asked."""
 
 
-def _render(listed: Sequence[tuple[str, str | None]], known: frozenset[str] | None, build: EngineBuild) -> list[str]:
-    if known is not None and (lacking := [flag for flag in _REQUIRED if flag not in known]):
-        raise EngineError(
-            "engine.incompatible",
-            f"{build.path} does not know {', '.join(lacking)}; it is no llama-server that sbctl can drive",
-            place=str(build.path),
-            next_step="install a current llama-server, or use launch: wheel",
-        )
+def _render(listed: Sequence[Option], build: EngineBuild) -> list[str]:
+    known = build.known_flags
+    if known is None:
+        table = flag_table(build.version)
+        known = frozenset(FLAG_VALUES) if table is None else table.flags
+    if lacking := [flag for flag in _REQUIRED if flag not in known]:
+        raise _unfit(build, ", ".join(lacking), "it is no llama-server that sbctl can drive")
     argv: list[str] = []
     for flag, value in listed:
-        if known is None or flag in known:
+        allowed = FLAG_VALUES[flag]
+        if (allowed is None) != (value is None) or (allowed is not None and not allowed.admits(value or "")):
+            raise EngineError("engine.unsafe_argument", f"{flag} cannot be {value!r} for llama.cpp")
+        if flag in known:
             argv += [flag] if value is None else [flag, value]
         elif flag == "--load-mode" and value is not None:
             argv += [older for older in _OLDER_LOAD_FLAGS[value] if older in known]
         elif flag == "--no-ui" and "--no-webui" in known:
             argv.append("--no-webui")
+        elif flag in _NEVER_LEFT_OUT:
+            raise _unfit(build, flag, "the deployment needs it")
     return argv
+
+
+def _unfit(build: EngineBuild, flags: str, why: str) -> EngineError:
+    return EngineError(
+        "engine.incompatible",
+        f"{build.path} does not know {flags}; {why}",
+        place=str(build.path),
+        next_step="install a current llama-server, or use launch: wheel",
+    )

@@ -10,6 +10,7 @@ LISTEN they end the process at once. Exit 1: the server could not start.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -45,6 +46,22 @@ def _choice(*names: str) -> Callable[[str], str]:
     return read
 
 
+def _adapters(value: str) -> list[tuple[str, float]]:
+    found = []
+    for entry in value.split(","):
+        path, colon, scale = entry.rpartition(":")
+        try:
+            number = float(scale)
+        except ValueError:
+            number = math.nan
+        if not colon or not path.startswith("/") or not math.isfinite(number):
+            raise ValueError("a list of /path:scale")
+        found.append((path, number))
+    return found
+
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
 FLAGS: dict[str, Callable[[str], Any] | None] = {
     "--model": _text,
     "--alias": _text,
@@ -61,6 +78,11 @@ FLAGS: dict[str, Callable[[str], Any] | None] = {
     "--ubatch-size": _count,
     "--n-gpu-layers": _count,
     "--flash-attn": _choice("on", "off", "auto"),
+    "--cache-type-k": _choice(*CACHE_TYPES),
+    "--cache-type-v": _choice(*CACHE_TYPES),
+    "--lora-scaled": _adapters,
+    "--embeddings": None,
+    "--rerank": None,
     "--seed": _count,
     "--load-mode": _choice("auto", "none", "mmap", "mlock", "mmap+mlock"),
     "--fit": _choice("on", "off"),
@@ -130,6 +152,16 @@ def _common_params(given: dict[str, Any], xllamacpp: Any) -> Any:
     params.n_gpu_layers = given.get("--n-gpu-layers", 0)
     attention = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}[given.get("--flash-attn", "auto")]
     params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{attention}")
+    for side in ("k", "v"):
+        if f"--cache-type-{side}" in given:
+            kind = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{given[f'--cache-type-{side}'].upper()}")
+            setattr(params, f"cache_type_{side}", kind)
+    if "--lora-scaled" in given:
+        params.lora_adapters = [_adapter(path, scale, xllamacpp) for path, scale in given["--lora-scaled"]]
+    if "--embeddings" in given or "--rerank" in given:
+        params.embedding = True
+    if "--rerank" in given:
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     if "--seed" in given:
         params.sampling.seed = given["--seed"]
     mode = given.get("--load-mode", "auto").upper().replace("+", "_")
@@ -145,6 +177,12 @@ def _common_params(given: dict[str, Any], xllamacpp: Any) -> Any:
     params.endpoint_metrics = "--metrics" in given
     params.endpoint_slots = "--no-slots" not in given
     return params
+
+
+def _adapter(path: str, scale: float, xllamacpp: Any) -> Any:
+    adapter = xllamacpp.CommonAdapterLoraInfo()
+    adapter.path, adapter.scale = path, scale
+    return adapter
 
 
 def _socket_identity(host: str) -> tuple[int, int] | None:

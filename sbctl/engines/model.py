@@ -1,4 +1,4 @@
-"""The nouns of engines: where one is found, what starts it, where it listens.
+"""The nouns of engines: where one is found, what starts it, where it listens, how it is asked whether it is well, how it is ended.
 
 Pure data. Nothing here starts a process; the runtime's EngineHost does, from a LaunchSpec.
 """
@@ -10,18 +10,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from sbctl.base.limits import ENGINE_READY_DEADLINE_S
+from sbctl.base.limits import ENGINE_READY_DEADLINE_S, ENGINE_STOP_GRACE_S
 
 __all__ = [
+    "EVERY_DEVICE",
     "LAUNCHER_NAME",
     "LIBRARIES_NAME",
+    "PROGRAM_PATH",
     "UNIX_PATH_MAX_BYTES",
+    "Acceleration",
+    "Adapter",
     "Availability",
+    "Canary",
     "EngineAddress",
     "EngineBuild",
+    "EngineKind",
+    "LaunchRequest",
     "LaunchSpec",
+    "ProbePlan",
+    "StopPlan",
     "engine_environment",
 ]
+
+EngineKind = Literal["llama_cpp", "vllm", "sglang", "mistralrs"]
+Acceleration = Literal["cpu", "cuda", "vulkan", "metal"]
+"""What a build computes on."""
 
 UNIX_PATH_MAX_BYTES: Final = 107
 """`sun_path` of Linux without its final NUL."""
@@ -30,6 +43,11 @@ LAUNCHER_NAME: Final = "llama_wheel_launcher.py"
 """In an engine's own environment: the script that starts it."""
 LIBRARIES_NAME: Final = "shared"
 """In an engine's own environment: libraries that the host lacks; the loader looks there first."""
+
+EVERY_DEVICE: Final = "all"
+"""An engine that was not given devices of its own may use each."""
+PROGRAM_PATH: Final = "bin/llama-server"
+"""Inside a release or source build of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +71,89 @@ class EngineAddress:
 class EngineBuild:
     """One installed engine program.
 
-    `argv_prefix` starts it and takes the engine's flags behind it. `known_flags` are the long flags its help names; None means the
-    newest table holds. `ours` is False for a program found on PATH or named by the user. `libraries` is a directory of shared libraries that
-    came with the engine because the host lacks them.
+    `argv_prefix` starts it and takes the engine's flags behind it. `known_flags` are the long flags its help names; None means that the
+    table of its version holds. `ours` is False for a program found on PATH or named by the user. `libraries` is a directory of shared
+    libraries that came with the engine because the host lacks them. `notes` say what is not as it was tried.
     """
 
-    engine: Literal["llama_cpp"]
-    launch: Literal["wheel", "binary"]
+    engine: EngineKind
+    launch: Literal["wheel", "binary", "uv", "container"]
     version: str
     argv_prefix: tuple[str, ...]
     path: Path
     known_flags: frozenset[str] | None = None
     ours: bool = True
     libraries: Path | None = None
+    acceleration: Acceleration = "cpu"
+    has_unix_sockets: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter's file, and how strongly it is applied."""
+
+    path: Path
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What a deployment asks of one engine process, whichever engine it is.
+
+    `weights` is a file (llama.cpp) or a snapshot's directory. `context_length` is for each of `slots` requests. `devices` are ids as the
+    device's driver tells them; none for the CPU.
+    """
+
+    weights: Path
+    address: EngineAddress
+    alias: str
+    context_length: int
+    slots: int
+    physical_cores: int
+    environ: Mapping[str, str]
+    threads: int | None = None
+    extra_args: tuple[str, ...] = ()
+    mode: Literal["chat", "embedding", "rerank"] = "chat"
+    kv_quant: Literal["auto", "f16", "fp8", "int8", "int4"] = "auto"
+    adapters: tuple[Adapter, ...] = ()
+    devices: tuple[str, ...] = ()
+    prompt_cache_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A request of one token (or one vector): an engine that answers it works, whatever its health route says."""
+
+    path: str
+    body: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePlan:
+    """How an engine is asked whether it is ready and well.
+
+    `path` answers 200 once the model is loaded. `timeout_s` is for one answer: SGLang's health route works before it answers. `facts_path`
+    tells what the engine made of its flags, `slots_path` what each slot does, `metrics_path` has `counters`, which grow while it works.
+    """
+
+    path: str
+    canary: Canary
+    timeout_s: float = 2.0
+    facts_path: str | None = None
+    slots_path: str | None = None
+    metrics_path: str | None = None
+    counters: tuple[str, ...] = ()
+    fatal_output: tuple[str, ...] = ()
+    """What an engine prints when it goes on answering but will never work again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopPlan:
+    """How an engine is ended once it was drained: SIGTERM, `grace_s`, SIGKILL. An engine that loads may not have its handler yet."""
+
+    grace_s: float = ENGINE_STOP_GRACE_S
+    loading_grace_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +163,16 @@ class LaunchSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     address: EngineAddress
-    probe_path: str
-    """Answers 200 once the model is loaded, 503 while it loads."""
+    probe: ProbePlan
+    stop: StopPlan = StopPlan()
     ready_deadline_s: float = ENGINE_READY_DEADLINE_S
+    """Without any progress: an engine that goes on loading is not given up."""
     slots: int = 1
-    """Requests that run at once."""
+    """Requests that run at once; compared with what the engine reports."""
     context_length: int = 0
     """Tokens each slot must have; compared with what the engine reports."""
+    devices: tuple[str, ...] = ()
+    """Whose memory it takes: starts and stops on one device take turns. None: the host's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,18 +248,20 @@ class LibraryFile(_Params):
 
 
 class EngineInstall(_Params):
-    """Install an engine of our own. `wheel` was put by digest, or is fetched from the package index when `pull`. → {"path", "version", "digest"}
+    """Install an engine of our own. → {"path", "version", "digest"}
 
-    `libraries` are used only where the engine cannot be loaded without them.
+    A wheel (`launch: wheel`) or an archive (`launch: binary`): put by digest, or fetched when `pull`. `libraries` are used only where the
+    wheel cannot be loaded without them.
     """
 
     engine: Literal["llama_cpp"]
-    launch: Literal["wheel"]
-    project: str
+    launch: Literal["wheel", "binary"]
     version: str
-    wheel: WheelFile
+    project: str = ""
+    wheel: WheelFile | None = None
+    archive: EngineArchive | None = None
     libraries: tuple[LibraryFile, ...] = ()
-    python: str
+    python: str = ""
     standalone: StandalonePython | None = None
     """Its program is the interpreter then, and `python` is empty."""
     delivery: Literal["pull", "push"]
@@ -267,6 +269,18 @@ class EngineInstall(_Params):
 
 class EngineRemove(_Params):
     """Remove an engine that we installed; one found on PATH is not ours. → {"removed": bool}"""
+class EngineArchive(_Params):
+    """A release of an engine, or its source: one gzipped tar, by digest. `tag` is the version that the program must say."""
+
+    filename: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.tar\.gz$")
+    url: str = Field(max_length=1024)
+    sha256: str = Field(pattern=_DIGEST)
+    tag: str = Field(pattern="^b[0-9]{1,9}$")
+    acceleration: Literal["cpu", "cuda", "vulkan", "metal"]
+    is_source: bool
+    installed_bytes: int = Field(gt=0)
+
+
 
     engine: Literal["llama_cpp"]
     version: str

@@ -54,9 +54,16 @@ class PackSupplies:
 
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
         """Raises InputError `pack.lacks`, `pack.damaged`, SbctlError `disk.*`."""
+        return self._engine_file(f"{project} {version} ({filename})", filename, sha256, progress)
+
+    def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:  # noqa: ARG002 - nothing is fetched
+        """As `engine_wheel`."""
+        return self._engine_file(filename, filename, sha256, progress)
+
+    def _engine_file(self, what: str, filename: str, sha256: str, progress: Progress) -> Path:
         entry = self._pack.entry(sha256)
         if entry is None or entry.name != filename:
-            raise self._lacks(f"{project} {version} ({filename})")
+            raise self._lacks(what)
         with self._lock:
             path = self._unpacked(entry)
         progress(entry.size_bytes, entry.size_bytes)

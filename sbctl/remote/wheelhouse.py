@@ -72,6 +72,13 @@ class Wheelhouse:
             asyncio.run(self._fetch_pinned(project, version, path, progress))
         return path
 
+    def pinned_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:
+        """One archive by its digest. Raises ArtifactError, SbctlError `disk.*`."""
+        path = self._path(sha256, filename)
+        if not self._is_whole(path):
+            asyncio.run(self._fetch_archive(url, path, progress))
+        return path
+
     def _path(self, sha256: str, filename: str) -> Path:
         return self._wheels / sha256 / filename
 
@@ -100,6 +107,11 @@ class Wheelhouse:
             ensure_directory(self._own.parent)
             write_atomic(self._own, content, mode=0o644)
         return self._own
+
+    async def _fetch_archive(self, url: str, path: Path, progress: Progress) -> None:
+        ensure_directory(path.parent)
+        async with Fetcher(self._settings) as fetcher:
+            await fetch_file([url], path, sha256=path.parent.name, progress=progress, fetcher=fetcher)
 
     async def _fetch_pinned(self, project: str, version: str, path: Path, progress: Progress) -> None:
         async with Fetcher(self._settings) as fetcher:

@@ -30,6 +30,6 @@ def assigned_artifacts(bundle_copy: Path) -> Mapping[str, tuple[str, ...]] | Non
         return None
     found: dict[str, tuple[str, ...]] = {}
     for name, member in sorted(payload.content.deployments.items()):
-        artifact = member.artifact.artifact
-        found[artifact] = (*found.get(artifact, ()), name)
+        for artifact in dict.fromkeys(member.artifacts):
+            found[artifact] = (*found.get(artifact, ()), name)
     return found

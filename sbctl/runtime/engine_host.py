@@ -13,13 +13,12 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypedDict
+from typing import Final, NamedTuple, Protocol, TypedDict
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError
@@ -28,13 +27,15 @@ from sbctl.base.limits import ENGINE_STDERR_RING_BYTES, ENGINE_STOP_GRACE_S
 from sbctl.base.secret import redact
 from sbctl.engines.model import EngineAddress, LaunchSpec
 from sbctl.node.records import EventKind
+from sbctl.runtime.engine_cgroup import EngineCgroup, make_cgroup
+from sbctl.runtime.engine_exit import EngineExit, OomEvidence
 from sbctl.runtime.engine_output import EngineOutput, prune_engine_logs
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.listener_proof import prove_listener
-from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords, end_tree
-from sbctl.runtime.processes import TOKEN_VARIABLE, ProcessIdentity, boot_id, process_identity, tree_of
+from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords, end_tree, members_of
+from sbctl.runtime.processes import TOKEN_VARIABLE, ProcessIdentity, boot_id, effort_of, process_identity
 
-__all__ = ["ChildEngineHost", "EngineExit", "EngineHost", "EngineLabel", "OutputRing", "RunningEngine", "Slot"]
+__all__ = ["ChildEngineHost", "EngineHost", "EngineLabel", "OutputRing", "RunningEngine", "Slot"]
 
 Slot = tuple[str, int]
 """A deployment and the number of a replica of it."""
@@ -65,25 +66,6 @@ class EngineLabel:
     def told(self) -> _Told:
         """As events name it."""
         return {"deployment": self.deployment, "replica": self.replica, "generation": self.generation}
-
-
-@dataclass(frozen=True, slots=True)
-class EngineExit:
-    """How an engine ended: `returncode` as subprocess has it (negative: the signal); None when nobody can tell any more."""
-
-    returncode: int | None
-
-    def __str__(self) -> str:
-        if self.returncode is None:
-            return "an exit that nobody saw (stopped from outside)"
-        if self.returncode >= 0:
-            return f"exit code {self.returncode}"
-        try:
-            name = signal.Signals(-self.returncode).name
-        except ValueError:
-            name = str(-self.returncode)
-        why = " (from outside, or the kernel was out of memory)" if name == "SIGKILL" else ""
-        return f"signal {name}{why}"
 
 
 class OutputRing:
@@ -122,6 +104,10 @@ class RunningEngine(Protocol):
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """What it printed last, safe to show; empty when that cannot be read."""
+        ...
+
+    def effort(self) -> int | None:
+        """A number that grows while it computes or reads: what a start that takes long is told from one that hangs by. None: not known."""
         ...
 
     async def wait(self) -> EngineExit:
@@ -173,22 +159,30 @@ class EngineHost(Protocol):
         ...
 
 
+class _Identity(NamedTuple):
+    """What tells an engine's processes from all others."""
+
+    leader: ProcessIdentity
+    token: str
+    group: EngineCgroup | None
+
+
 class _ChildEngine:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        leader: ProcessIdentity,
-        token: str,
-        spec: LaunchSpec,
+        identity: _Identity,
+        address: EngineAddress,
         output: EngineOutput | None,
     ) -> None:
-        self.leader = leader
-        self.token = token
+        self.leader, self.token, self.group = identity
+        self.is_stopping = False
+        self._evidence = OomEvidence.before(self.group)
         self._process = process
-        self._address = spec.address
+        self._address = address
         self._ring = OutputRing()
         self._output = output
-        self._reader = asyncio.create_task(self._read_output(), name=f"engine-output-{leader.pid}")
+        self._reader = asyncio.create_task(self._read_output(), name=f"engine-output-{self.leader.pid}")
 
     @property
     def pid(self) -> int:
@@ -200,7 +194,10 @@ class _ChildEngine:
 
     def pids(self) -> frozenset[int]:
         """Its whole tree, now."""
-        return frozenset(member.pid for member in tree_of(self.leader, self.token))
+        return frozenset(member.pid for member in members_of(self.leader, self.token, self.group))
+
+    def effort(self) -> int | None:
+        return effort_of(self.pids())
 
     async def prove_listener(self) -> None:
         prove_listener(self._address, self.pids())
@@ -212,7 +209,7 @@ class _ChildEngine:
         returncode = await self._process.wait()
         # The last words arrive beside the exit; a grandchild that keeps the pipe open must not hold this up.
         await asyncio.wait({self._reader}, timeout=0.2)
-        return EngineExit(returncode)
+        return EngineExit.told(returncode, self._evidence, by_us=self.is_stopping)
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -243,8 +240,10 @@ class ChildEngineHost:
         *,
         logs: Path | None = None,
         events: EventSink = NO_EVENTS,
+        make_cgroup: Callable[[str], EngineCgroup | None] = make_cgroup,
     ) -> None:
         """`logs` is the directory for what engines print; without it nothing of that is kept on disk."""
+        self._make_cgroup = make_cgroup
         self._records = records
         self._working_directory = working_directory
         self._logs = logs
@@ -269,13 +268,19 @@ class ChildEngineHost:
                 os.close(gate_read)
             leader = process_identity(process.pid) or ProcessIdentity(process.pid, 0)
             output = None if self._logs is None else EngineOutput(self._logs, label.deployment, label.replica)
-            engine = _ChildEngine(process, leader, token, spec, output)
+            group = self._group(token, leader.pid)
+            identity = _Identity(leader, token, group)
+            engine = _ChildEngine(process, identity, spec.address, output)
             try:
-                self._records.write(_record(spec, label, leader, token))
+                self._records.write(_record(spec, label, identity))
                 os.write(gate_write, b"1")
             except BaseException:
                 # The gate closes unwritten below: the engine never came to be.
                 await engine.close()
+                if group is not None:
+                    process.kill()
+                    await process.wait()
+                    group.remove()
                 raise
             self._events.tell(EventKind.ENGINE_STARTED, f"pid {engine.pid}", **label.told())
             return engine
@@ -302,12 +307,21 @@ class ChildEngineHost:
     async def stop(self, engine: RunningEngine, *, grace_s: float = ENGINE_STOP_GRACE_S) -> None:
         if not isinstance(engine, _ChildEngine):
             raise TypeError("an engine is stopped by the host that started it")
-        await end_tree(engine.leader, engine.token, grace_s=grace_s)
+        engine.is_stopping = True
+        await end_tree(engine.leader, engine.token, group=engine.group, grace_s=grace_s)
         await engine.wait()
         await engine.close()
         self._records.remove(engine.token)
         if engine.address.unix_path is not None:
             remove_file(engine.address.unix_path)
+
+    def _group(self, token: str, pid: int) -> EngineCgroup | None:
+        """The engine waits at its gate, so all that it ever starts will be in the group."""
+        group = self._make_cgroup(token)
+        if group is None or group.add(pid):
+            return group
+        group.remove()
+        return None
 
     async def _spawn(self, spec: LaunchSpec, env: Mapping[str, str], gate: int) -> asyncio.subprocess.Process:
         argv = (sys.executable, "-I", "-S", _GATE_PROGRAM, str(gate), str(os.getpid()), *spec.argv)
@@ -328,7 +342,8 @@ class ChildEngineHost:
             ) from error
 
 
-def _record(spec: LaunchSpec, label: EngineLabel, leader: ProcessIdentity, token: str) -> OwnershipRecord:
+def _record(spec: LaunchSpec, label: EngineLabel, identity: _Identity) -> OwnershipRecord:
+    leader, token, group = identity
     return OwnershipRecord(
         token=token,
         pid=leader.pid,
@@ -339,4 +354,5 @@ def _record(spec: LaunchSpec, label: EngineLabel, leader: ProcessIdentity, token
         generation=label.generation,
         program=spec.argv[0],
         address=str(spec.address),
+        cgroup="" if group is None else str(group.path),
     )

@@ -6,7 +6,7 @@ What the engine was started with never changes inside a generation; what only th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,9 +45,14 @@ def launch_identity(member: DeploymentMember) -> str:
     Where weights may be fetched from, what they are called and every field that only the gate reads are not part of it.
     """
     facts = member.model_dump(mode="json")
-    artifact = {key: value for key, value in facts.pop("artifact").items() if key in _WEIGHT_FIELDS}
+    artifact = _weights_only(facts.pop("artifact"))
+    adapters = [{**each, "artifact": _weights_only(each["artifact"])} for each in facts.pop("adapters")]
     kept = {key: value for key, value in facts.items() if key not in _POLICY_FIELDS | {"model", "variant"}}
-    return fingerprint({**kept, "artifact": artifact})
+    return fingerprint({**kept, "artifact": artifact, "adapters": adapters})
+
+
+def _weights_only(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if key in _WEIGHT_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +125,10 @@ class Generation:
         self.release_hold()
         await _all(replica.retire(drain_s=drain_s, leave=leave) for replica in self.replicas)
 
-    async def admit(self, priority: Priority) -> Lease:
+    async def admit(self, priority: Priority, *, avoid: Collection[Replica] = ()) -> Lease:
         """A ready replica and a permit on it, within the queue timeout, a cold start included when `cold_start` is wait.
+
+        `avoid`: replicas that failed this request; they are taken only where no other is ready.
 
         Raises AdmissionError with the gate's reasons, EngineError `stopped`, `crash_loop`, `no_ready_replica`, or why the start failed.
         """
@@ -129,7 +136,7 @@ class Generation:
         deadline_s = loop.time() + self.member.queue_timeout_ms / 1000
         while True:
             await self._not_held(deadline_s - loop.time())
-            replica = self._pick()
+            replica = self._pick(avoid)
             if not replica.is_ready:
                 await self._activate(replica, deadline_s - loop.time())
             try:
@@ -144,18 +151,21 @@ class Generation:
             permit.release()
 
     async def _not_held(self, remaining_s: float) -> None:
+        if self._admits.is_set():
+            return
         try:
             async with asyncio.timeout(max(0.0, remaining_s)):
                 await self._admits.wait()
         except TimeoutError:
             raise AdmissionError("queue_timeout", "the model is being replaced", retry_after_s=1.0) from None
 
-    def _pick(self) -> Replica:
-        """Ready before cold, then the fewest requests, then the lowest index."""
+    def _pick(self, avoid: Collection[Replica]) -> Replica:
+        """Ready before cold, one that did not fail before one that did, then the fewest requests, then the lowest index."""
         return min(
             self.replicas,
             key=lambda replica: (
                 not replica.is_ready,
+                replica in avoid,
                 replica.gate.active + replica.gate.queued,
                 replica.label.replica,
             ),

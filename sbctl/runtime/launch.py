@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sbctl.base.errors import SbctlError
+from sbctl.engines.driver import EngineDriver
 from sbctl.engines.model import EngineAddress, LaunchSpec
+from sbctl.runtime.device_lease import DeviceLeases
 from sbctl.runtime.engine_client import EngineClient
 from sbctl.runtime.engine_host import EngineHost, EngineLabel, RunningEngine
 from sbctl.runtime.provision import Progress, Provisioner
@@ -17,9 +19,7 @@ from sbctl.runtime.readiness import ProgressWatch, WatchTimes, await_ready
 from sbctl.runtime.replica_states import ReplicaPhase
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["AwaitReady", "LaunchPorts", "Launched", "launch_engine"]
-
-_FAILED_GRACE_S = 1.0
+__all__ = ["AwaitReady", "LaunchPorts", "Launched", "end_engine", "launch_engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,14 @@ class Launched:
     engine: RunningEngine
     client: EngineClient
     watch: ProgressWatch
+    spec: LaunchSpec
 
 
 class AwaitReady(Protocol):
     """As `readiness.await_ready`."""
 
     async def __call__(
-        self, engine: RunningEngine, client: EngineClient, spec: LaunchSpec, *, model: str, token: bool
+        self, engine: RunningEngine, client: EngineClient, spec: LaunchSpec, driver: EngineDriver, *, token: bool
     ) -> None: ...
 
 
@@ -48,6 +49,7 @@ class LaunchPorts:
     times: WatchTimes = field(default_factory=WatchTimes)
     connect: Callable[[EngineAddress], EngineClient] = EngineClient
     await_ready: AwaitReady = await_ready
+    devices: DeviceLeases = field(default_factory=DeviceLeases)
 
 
 async def launch_engine(
@@ -67,21 +69,33 @@ async def launch_engine(
     entered(ReplicaPhase.CACHED)
     spec = ports.provisioner.launch(member, prepared, deployment=label.deployment)
     entered(ReplicaPhase.PREPARING)
-    progress(0, None, f"starting {member.engine.engine} for {label.deployment}")
-    engine = await ports.host.start(spec, label)
-    client = ports.connect(engine.address)
-    try:
-        await ports.await_ready(engine, client, spec, model=label.deployment, token=token)
-        return Launched(engine, client, ProgressWatch(client, spec.probe_path, ports.times))
-    except BaseException:
-        await _uninterrupted(_end(ports.host, engine, client))
-        raise
+    driver = ports.provisioner.driver(member.engine.engine)
+    async with ports.devices.starting(spec.devices):
+        progress(0, None, f"starting {member.engine.engine} for {label.deployment}")
+        engine = await ports.host.start(spec, label)
+        client = ports.connect(engine.address)
+        try:
+            await ports.await_ready(engine, client, spec, driver, token=token)
+            return Launched(engine, client, ProgressWatch(engine, client, spec.probe, ports.times), spec)
+        except BaseException:
+            await _uninterrupted(_end(ports.host, engine, client, spec.stop.loading_grace_s))
+            raise
 
 
-async def _end(host: EngineHost, engine: RunningEngine, client: EngineClient) -> None:
+async def end_engine(ports: LaunchPorts, launched: Launched, *, grace_s: float | None = None) -> None:
+    """Returns when its tree is gone and its devices have their memory back. `grace_s` None: the engine's own.
+
+    Raises EngineError `engine_shutdown_failed`.
+    """
+    spec = launched.spec
+    async with ports.devices.stopping(spec.devices):
+        await ports.host.stop(launched.engine, grace_s=spec.stop.grace_s if grace_s is None else grace_s)
+
+
+async def _end(host: EngineHost, engine: RunningEngine, client: EngineClient, grace_s: float) -> None:
     await client.close()
     with contextlib.suppress(SbctlError):
-        await host.stop(engine, grace_s=_FAILED_GRACE_S)
+        await host.stop(engine, grace_s=grace_s)
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -17,9 +18,11 @@ from sbctl.artifacts.pull import pull
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import ArtifactError, EngineError
 from sbctl.base.flock import FileLock
-from sbctl.engines.detect import find_engine, find_llama_server
-from sbctl.engines.llama_cpp import launch_spec, weight_file
-from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
+from sbctl.engines.detect import find_llama_server
+from sbctl.engines.driver import EngineDriver, EngineSite, EngineWish
+from sbctl.engines.llama_cpp import LlamaCpp, weight_file
+from sbctl.engines.machine import this_machine
+from sbctl.engines.model import Adapter, EngineAddress, EngineBuild, LaunchRequest, LaunchSpec
 from sbctl.node.paths import NodePaths
 from sbctl.node.records import EventKind
 from sbctl.runtime.assigned import assigned_artifacts
@@ -30,6 +33,8 @@ from sbctl.runtime.provision import Prepared, Progress
 from sbctl.trust.bundle import DeploymentMember, EnginePolicy
 
 __all__ = ["NodeProvisioner"]
+
+_DRIVERS: Final[Mapping[str, EngineDriver]] = {driver.engine: driver for driver in (LlamaCpp(),)}
 
 
 class NodeProvisioner:
@@ -55,11 +60,15 @@ class NodeProvisioner:
         self._used: frozenset[str] | None = None
         """As `keep_only` said last."""
         self._new_socket = new_socket
-        self._builds: dict[tuple[str, int, int, int], EngineBuild] = {}
+        self._builds: dict[tuple[EnginePolicy, tuple[str, int, int, int]], EngineBuild] = {}
+        self._log = get_log("engines")
         self._leases: dict[str, FileLock] = {}
 
     async def check_engine(self, member: DeploymentMember) -> EngineBuild:
         return await asyncio.to_thread(self._find, member.engine)
+
+    def driver(self, engine: str) -> EngineDriver:
+        return _DRIVERS[engine]
 
     def _find(self, policy: EnginePolicy) -> EngineBuild:
         """A program of the user's is asked for its flags again only when its file changed."""
@@ -67,24 +76,31 @@ class NodeProvisioner:
         if policy.launch == "binary":
             program = Path(policy.path) if policy.path else find_llama_server(os.environ.get("PATH", ""))
             seen = None if program is None else _file_identity(program)
-            if seen is not None and seen in self._builds:
-                return self._builds[seen]
-        found = find_engine(
-            launch=policy.launch,
-            version=policy.version,
-            path=policy.path,
-            engines=self._paths.engines,
-            search_path=os.environ.get("PATH", ""),
-        )
+            if seen is not None and (policy, seen) in self._builds:
+                return self._builds[policy, seen]
+        wish = EngineWish(policy.launch, policy.version, policy.path, policy.acceleration)
+        found = self.driver(policy.engine).detect(wish, self._site())
         if found.build is None:
             raise EngineError("engine_missing", found.reason, next_step=found.remedy or None)
+        for note in found.build.notes:
+            self._log.warning("engine not as tried", note=note)
         if seen is not None:
-            self._builds[seen] = found.build
+            self._builds[policy, seen] = found.build
         return found.build
+
+    def _site(self) -> EngineSite:
+        return EngineSite(self._paths.engines, os.environ.get("PATH", ""), this_machine())
 
     async def prepare(self, member: DeploymentMember, progress: Progress) -> Prepared:
         build = await self.check_engine(member)
-        facts = member.artifact
+        weights = await self._weights(member, member.artifact, progress)
+        adapters = [
+            Adapter(await self._weights(member, adapter.artifact, progress), adapter.scale)
+            for adapter in member.adapters
+        ]
+        return Prepared(weights, build, tuple(adapters))
+
+    async def _weights(self, member: DeploymentMember, facts: ArtifactFacts, progress: Progress) -> Path:
         entry = await asyncio.to_thread(self._cache.entry, facts.artifact)
         if entry is None or entry.state != "ready":
             if member.pull == "manual":
@@ -105,7 +121,7 @@ class NodeProvisioner:
         if facts.artifact not in self._leases:
             self._leases[facts.artifact] = self._cache.lease(facts.artifact)
         snapshot = await asyncio.to_thread(self._cache.require, facts.artifact)
-        return Prepared(snapshot / weight_file(facts), build)
+        return snapshot / weight_file(facts)
 
     def _make_room(self, fetched: ArtifactFacts) -> None:
         """Within the cache's budget, never at the cost of what a deployment is configured with."""
@@ -132,9 +148,8 @@ class NodeProvisioner:
             self._leases.pop(artifact).release()
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
-        return launch_spec(
-            prepared.build,
-            model_path=prepared.weights,
+        request = LaunchRequest(
+            weights=prepared.weights,
             address=self._address(prepared.build),
             alias=deployment,
             context_length=member.context_length,
@@ -143,11 +158,15 @@ class NodeProvisioner:
             environ=os.environ,
             threads=member.threads,
             extra_args=member.extra_args,
+            mode=member.mode,
+            kv_quant=member.kv_quant,
+            adapters=prepared.adapters,
         )
+        return self.driver(member.engine.engine).launch(prepared.build, request)
 
     def _address(self, build: EngineBuild) -> EngineAddress:
-        """A UNIX socket where the engine host wants it for engines that can, a loopback port for the rest."""
-        if build.launch == "wheel":
+        """A UNIX socket where the engine host wants it for builds that can, a loopback port for the rest."""
+        if build.has_unix_sockets:
             return EngineAddress(unix_path=self._new_socket())
         return EngineAddress(port=free_loopback_port())
 

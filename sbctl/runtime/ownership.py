@@ -17,10 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.fs import ensure_directory, read_bounded, remove_file, write_atomic
 from sbctl.base.limits import ENGINE_STOP_GRACE_S
+from sbctl.runtime.engine_cgroup import EngineCgroup, open_cgroup
 from sbctl.runtime.log import get_log
-from sbctl.runtime.processes import ProcessIdentity, boot_id, signal_process, tree_of
+from sbctl.runtime.processes import ProcessIdentity, boot_id, process_identity, signal_process, tree_of
 
-__all__ = ["OwnershipRecord", "OwnershipRecords", "end_tree"]
+__all__ = ["OwnershipRecord", "OwnershipRecords", "end_tree", "members_of"]
 
 _RECORD_MAX_BYTES: Final = 64 * 1024
 _POLL_S: Final = 0.05
@@ -44,14 +45,31 @@ class OwnershipRecord(BaseModel):
     generation: int
     program: str
     address: str
+    cgroup: str = ""
+    """Path of its control group; empty where none could be made."""
 
     @property
     def leader(self) -> ProcessIdentity:
         return ProcessIdentity(self.pid, self.start_ticks)
 
+    @property
+    def group(self) -> EngineCgroup | None:
+        return open_cgroup(self.cgroup, self.token) if self.cgroup else None
 
-async def end_tree(leader: ProcessIdentity, token: str, *, grace_s: float = ENGINE_STOP_GRACE_S) -> None:
-    """SIGTERM, after `grace_s` SIGKILL, until no process of the engine is left.
+
+def members_of(leader: ProcessIdentity, token: str, group: EngineCgroup | None) -> tuple[ProcessIdentity, ...]:
+    """Every live process of an engine: of its session, with its environment, in its control group."""
+    found = dict.fromkeys(tree_of(leader, token))
+    for pid in group.pids() if group is not None else ():
+        if (identity := process_identity(pid)) is not None:
+            found[identity] = None
+    return tuple(found)
+
+
+async def end_tree(
+    leader: ProcessIdentity, token: str, *, group: EngineCgroup | None = None, grace_s: float = ENGINE_STOP_GRACE_S
+) -> None:
+    """SIGTERM, after `grace_s` SIGKILL, until no process of the engine is left. Its control group goes with it.
 
     Raises EngineError `engine_shutdown_failed` when one outlives SIGKILL by 5 s (it hangs in the kernel).
     """
@@ -59,7 +77,9 @@ async def end_tree(leader: ProcessIdentity, token: str, *, grace_s: float = ENGI
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         deadline = loop.time() + wait_s
         signalled: set[ProcessIdentity] = set()
-        while members := tree_of(leader, token):
+        while members := members_of(leader, token, group):
+            if group is not None and number is signal.SIGKILL:
+                group.kill()
             for member in members:
                 if member not in signalled:
                     signal_process(member, number)
@@ -68,6 +88,8 @@ async def end_tree(leader: ProcessIdentity, token: str, *, grace_s: float = ENGI
                 break
             await asyncio.sleep(_POLL_S)
         if not members:
+            if group is not None:
+                group.remove()
             return
     raise EngineError(
         "engine_shutdown_failed",
@@ -110,10 +132,12 @@ class OwnershipRecords:
         found = 0
         this_boot = boot_id()
         for path, record in list(self.read()):
-            if record is not None and record.boot_id == this_boot and tree_of(record.leader, record.token):
-                self._log.warning("engine of a dead daemon", pid=record.pid, deployment=record.deployment)
-                await end_tree(record.leader, record.token, grace_s=_REAP_GRACE_S)
-                found += 1
+            if record is not None and record.boot_id == this_boot:
+                group = record.group
+                if members_of(record.leader, record.token, group):
+                    self._log.warning("engine of a dead daemon", pid=record.pid, deployment=record.deployment)
+                    found += 1
+                await end_tree(record.leader, record.token, group=group, grace_s=_REAP_GRACE_S)
             remove_file(path)
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ __all__ = [
     "TOKEN_VARIABLE",
     "ProcessIdentity",
     "boot_id",
+    "effort_of",
     "own_identity",
     "process_identity",
     "signal_process",
@@ -101,6 +103,21 @@ def tree_of(leader: ProcessIdentity, token: str) -> tuple[ProcessIdentity, ...]:
         if found.identity == leader or in_session or _has_token(found.identity.pid, wanted):
             members.append(found.identity)
     return tuple(members)
+
+
+def effort_of(pids: Iterable[int]) -> int | None:
+    """Clock ticks computed and blocks of 1 MiB read by these processes so far; None when none of them can be looked at."""
+    total = None
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            fields = text[text.rfind(")") + 2 :].split()
+            total = (total or 0) + int(fields[11]) + int(fields[12])
+            for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():
+                name, _, value = line.partition(": ")
+                if name in ("rchar", "read_bytes"):
+                    total += int(value) >> 20
+    return total
 
 
 def signal_process(target: ProcessIdentity, number: signal.Signals) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sbctl.engines.model import EngineBuild, LaunchSpec
+from sbctl.engines.driver import EngineDriver
+from sbctl.engines.model import Adapter, EngineBuild, LaunchSpec
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Prepared", "Progress", "Provisioner", "quiet"]
@@ -26,10 +27,15 @@ class Prepared:
 
     weights: Path
     build: EngineBuild
+    adapters: tuple[Adapter, ...] = ()
 
 
 class Provisioner(Protocol):
     """Asked by replicas and by the reconciler; keeps no state about either."""
+
+    def driver(self, engine: str) -> EngineDriver:
+        """The driver of an engine kind."""
+        ...
 
     async def check_engine(self, member: DeploymentMember) -> EngineBuild:
         """The build that serves this member. Raises EngineError `engine_missing`, `engine.*`."""

@@ -272,7 +272,9 @@ class Reconciler:
         return failures
 
     def _release_weights(self) -> None:
-        used = frozenset(generation.member.artifact.artifact for generation in self.generations.values())
+        used = frozenset(
+            artifact for generation in self.generations.values() for artifact in generation.member.artifacts
+        )
         self._ports.launch.provisioner.keep_only(used)
 
     def _report(self, delta: Delta, degraded: dict[str, str]) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Final
 
 from sbctl.base.errors import EngineError, SbctlError
-from sbctl.base.limits import CRASH_LOOP_ATTEMPTS, ENGINE_STOP_GRACE_S
+from sbctl.base.limits import CRASH_LOOP_ATTEMPTS
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import ReplicaState
 from sbctl.runtime.admission import Gate
 from sbctl.runtime.engine_client import EngineClient
 from sbctl.runtime.engine_host import EngineLabel, RunningEngine
-from sbctl.runtime.launch import Launched, launch_engine
+from sbctl.runtime.launch import Launched, end_engine, launch_engine
 from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.readiness import exit_error
@@ -268,7 +268,7 @@ class Replica:
                 self._move(ReplicaPhase.DRAINING)
                 await self.gate.drain(ask.drain_s, reason=reason)
             had_engine = self.launched is not None
-            await self._end_engine(ENGINE_STOP_GRACE_S, leave=ask.leave)
+            await self._end_engine(None, leave=ask.leave)
             if had_engine:
                 self._tell(EventKind.ENGINE_STOPPED, _why_stopped(ask))
             if ask.by == "operator" or self.phase is not ReplicaPhase.CONFIGURED:
@@ -359,7 +359,7 @@ class Replica:
             if not task.cancelled() and task.exception() is None:
                 self.launched = task.result()
 
-    async def _end_engine(self, grace_s: float, *, leave: bool = False) -> None:
+    async def _end_engine(self, grace_s: float | None, *, leave: bool = False) -> None:
         for watcher in self._watchers:
             watcher.cancel()
         launched, self.launched = self.launched, None
@@ -368,7 +368,7 @@ class Replica:
                 if leave:
                     await self._ports.launch.host.leave(launched.engine)
                 else:
-                    await self._ports.launch.host.stop(launched.engine, grace_s=grace_s)
+                    await end_engine(self._ports.launch, launched, grace_s=grace_s)
                 self._ports.residency.give_back(self)
             finally:
                 await launched.client.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,19 +22,21 @@ from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import ENGINE_STOP_GRACE_S
 from sbctl.engines.model import EngineAddress, LaunchSpec
 from sbctl.node.records import EventKind
-from sbctl.runtime.engine_host import EngineExit, EngineLabel, RunningEngine, Slot
+from sbctl.runtime.engine_exit import EngineExit
+from sbctl.runtime.engine_host import EngineLabel, RunningEngine, Slot
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.launcher.site import ENGINE_SOCKETS, engine_socket
 from sbctl.runtime.launcher.spec import unit_of
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.log import get_log
 from sbctl.runtime.ownership import OwnershipRecords
+from sbctl.runtime.processes import effort_of
 from sbctl.runtime.unit_records import UnitRecord, UnitRecords, start_fingerprint
 
 __all__ = ["UnitEngineHost"]
 
 _REAP_GRACE_S: Final = 2.0
-_PASSED: Final = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
+_PASSED: Final = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Of an engine's environment; the launcher sets the rest itself."""
 
 
@@ -61,6 +64,9 @@ class _UnitEngine:
             return await self._client.lines(self._invocation, count)
         return ()
 
+    def effort(self) -> int | None:
+        return effort_of((self._pid,))
+
     async def wait(self) -> EngineExit:
         if self._ending is None:
             self._ending = asyncio.create_task(self._wait(), name=f"engine-exit-{self._pid}")
@@ -74,7 +80,9 @@ class _UnitEngine:
     async def _wait(self) -> EngineExit:
         ended = await self._client.wait(self.record.unit, self._invocation)
         returncode = ended.get("returncode")
-        return EngineExit(returncode if isinstance(returncode, int) else None)
+        if ended.get("result") == "oom-kill":
+            return EngineExit(-signal.SIGKILL, "oom")
+        return EngineExit.told(returncode if isinstance(returncode, int) else None)
 
 
 class UnitEngineHost:

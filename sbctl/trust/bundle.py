@@ -49,6 +49,7 @@ class EnginePolicy(_Part):
     launch: Literal["wheel", "binary"]
     version: str | None = None
     path: str | None = None
+    acceleration: Literal["cpu", "cuda", "vulkan"] = "cpu"
 
 
 KvQuant = Literal["auto", "f16", "fp8", "int8", "int4"]
@@ -88,6 +89,11 @@ class DeploymentMember(_Part):
     kv_quant: KvQuant = "auto"
     adapters: tuple[AdapterMember, ...] = Field(default=(), max_length=16)
     extra_args: tuple[str, ...] = ()
+
+    @property
+    def artifacts(self) -> tuple[str, ...]:
+        """All weights that it needs: the model's, then its adapters'."""
+        return (self.artifact.artifact, *(adapter.artifact.artifact for adapter in self.adapters))
 
 
 class OriginMember(_Part):

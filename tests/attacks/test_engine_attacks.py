@@ -8,9 +8,9 @@ import pytest
 
 from sbctl.base.errors import EngineError
 from sbctl.engines.flags import ALLOWED_FLAGS, check_extra_args
-from sbctl.engines.llama_cpp import launch_spec
 from sbctl.engines.llama_wheel_launcher import Refused, read_arguments
 from sbctl.engines.model import EngineAddress, EngineBuild
+from tests.simulators.llama_launches import launch_spec
 
 BUILD = EngineBuild("llama_cpp", "binary", "b1", ("/usr/bin/llama-server",), Path("/usr/bin/llama-server"))
 
@@ -59,7 +59,7 @@ def test_F21_hostile_arguments_are_refused_at_launch(args: list[str]) -> None:
     with pytest.raises(EngineError) as caught:
         launch_spec(
             BUILD,
-            model_path=Path("/m"),
+            weights=Path("/m"),
             address=EngineAddress(port=1),
             alias="a",
             context_length=1,
@@ -96,7 +96,7 @@ def test_F21_a_hostile_environment_does_not_reach_the_engine() -> None:
     }
     spec = launch_spec(
         BUILD,
-        model_path=Path("/m"),
+        weights=Path("/m"),
         address=EngineAddress(port=1),
         alias="a",
         context_length=1,

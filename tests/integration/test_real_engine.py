@@ -29,14 +29,15 @@ from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.artifacts.pull import pull
 from sbctl.base.errors import EngineError, SbctlError
-from sbctl.engines.detect import installed_wheels, wheel_build
-from sbctl.engines.llama_cpp import launch_spec, weight_file
+from sbctl.engines.detect import installed_build, installed_engines
+from sbctl.engines.llama_cpp import weight_file
 from sbctl.engines.model import EngineAddress, LaunchSpec
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, library_pins, wheel_for
 from sbctl.node.messages import EngineInstall, WheelFile
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.engine_ops import install_engine
+from tests.simulators.llama_launches import launch_spec
 
 pytestmark = pytest.mark.engine
 
@@ -141,11 +142,11 @@ def start(context: NodeContext, installed: dict[str, Any], model: Path) -> Itera
     running: list[Engine] = []
 
     def begin(address: EngineAddress, **changes: Any) -> Engine:
-        [record] = installed_wheels(context.paths.engines)
+        [record] = installed_engines(context.paths.engines)
         arguments: dict[str, Any] = {"context_length": 512, "slots": 2, "threads": 1, **changes}
         spec = launch_spec(
-            wheel_build(context.paths.engines, record),
-            model_path=model,
+            installed_build(context.paths.engines, record),
+            weights=model,
             address=address,
             alias="chat",
             physical_cores=2,
@@ -162,7 +163,7 @@ def start(context: NodeContext, installed: dict[str, Any], model: Path) -> Itera
 
 
 def test_the_wheel_is_installed_once_and_by_its_digest(context: NodeContext, installed: dict[str, Any]) -> None:
-    [record] = installed_wheels(context.paths.engines)
+    [record] = installed_engines(context.paths.engines)
     before = (Path(installed["path"]) / "engine.json").stat().st_ino
     again = install_engine(context, request(record.wheel, record.sha256, record.python))
     assert again == installed
@@ -174,7 +175,7 @@ def test_the_wheel_is_installed_once_and_by_its_digest(context: NodeContext, ins
             install_engine(context, request(**asked))
     with pytest.raises(EngineError):
         install_engine(context, request(record.wheel, record.sha256, record.python, version="../evil"))
-    assert [found.sha256 for found in installed_wheels(context.paths.engines)] == [record.sha256]
+    assert [found.sha256 for found in installed_engines(context.paths.engines)] == [record.sha256]
 
 
 def test_it_serves_what_was_asked_on_a_socket(start: Any, tmp_path: Path) -> None:
@@ -229,8 +230,8 @@ def test_a_client_that_leaves_frees_its_slot(start: Any) -> None:
 def test_what_cannot_start_ends_with_one_sentence(
     context: NodeContext, installed: dict[str, Any], tmp_path: Path
 ) -> None:
-    [record] = installed_wheels(context.paths.engines)
-    build = wheel_build(context.paths.engines, record)
+    [record] = installed_engines(context.paths.engines)
+    build = installed_build(context.paths.engines, record)
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"not a model")
     env = {} if build.libraries is None else {"LD_LIBRARY_PATH": str(build.libraries)}

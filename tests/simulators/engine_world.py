@@ -11,9 +11,12 @@ from typing import Any, TypeVar, cast
 
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.errors import EngineError, SbctlError
-from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
+from sbctl.engines.driver import EngineDriver
+from sbctl.engines.llama_cpp import LlamaCpp
+from sbctl.engines.model import Canary, EngineAddress, EngineBuild, LaunchRequest, LaunchSpec
 from sbctl.runtime.engine_client import EngineClient
-from sbctl.runtime.engine_host import EngineExit, EngineLabel, RunningEngine, Slot
+from sbctl.runtime.engine_exit import EngineExit
+from sbctl.runtime.engine_host import EngineLabel, RunningEngine, Slot
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.provision import Prepared, Progress
 from sbctl.runtime.readiness import WatchTimes
@@ -100,19 +103,23 @@ class FakeEngine:
         self.pid = pid
         self.address = address
         self.is_stopped = False
+        self.said: tuple[str, ...] = ("last words",)
         self._exit: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
 
     async def prove_listener(self) -> None: ...
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
-        return ("last words",)[:count]
+        return self.said[-count:]
+
+    def effort(self) -> int | None:
+        return None
 
     async def wait(self) -> EngineExit:
         return await asyncio.shield(self._exit)
 
     def die(self, returncode: int = -9) -> None:
         if not self._exit.done():
-            self._exit.set_result(EngineExit(returncode))
+            self._exit.set_result(EngineExit.told(returncode))
 
 
 class FakeClient:
@@ -128,6 +135,14 @@ class FakeClient:
     async def text(self, _path: str, *, timeout_s: float = 2.0) -> str | None:
         return self._world.metrics
 
+    async def json(self, _path: str) -> Any:
+        return self._world.slots
+
+    async def produce(self, _canary: Canary, *, timeout_s: float) -> None:
+        self._world.canaries += 1
+        if self._world.canary_fault is not None:
+            raise self._world.canary_fault
+
     async def close(self) -> None:
         self.is_closed = True
 
@@ -139,6 +154,10 @@ class EngineWorld:
     load_s: float = 1.0
     health: int | None = 200
     metrics: str | None = None
+    slots: Any = None
+    canary_fault: EngineError | None = None
+    canaries: int = 0
+    devices: tuple[str, ...] = ()
     faults: list[SbctlError | None] = field(default_factory=list)
     prepare_fault: SbctlError | None = None
     stop_fault: SbctlError | None = None
@@ -206,7 +225,12 @@ class EngineWorld:
         self.leases = artifacts
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
-        return LaunchSpec(("/engine",), {}, EngineAddress(port=4000 + len(self.engines)), "/health")
+        address = EngineAddress(port=4000 + len(self.engines))
+        request = LaunchRequest(Path("/w"), address, deployment, 512, 1, 1, {})
+        return LaunchSpec(("/engine",), {}, address, LlamaCpp().probe(request), devices=self.devices)
+
+    def driver(self, engine: str) -> LlamaCpp:
+        return LlamaCpp()
 
     # The HTTP side
 
@@ -216,7 +240,7 @@ class EngineWorld:
         return cast("EngineClient", client)
 
     async def _await_ready(
-        self, engine: RunningEngine, client: EngineClient, spec: LaunchSpec, *, model: str, token: bool
+        self, engine: RunningEngine, client: EngineClient, spec: LaunchSpec, driver: EngineDriver, *, token: bool
     ) -> None:
         await asyncio.sleep(self.load_s)
         fault = self.faults.pop(0) if self.faults else None

@@ -91,6 +91,9 @@ class SimServices:
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
         return {file["sha256"]: self._file(file["path"]) for file in facts["files"]}
 
+    def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:
+        return self._file(filename)
+
     def python_archive(self, path: str, sha256: str) -> Path:
         return self._file(Path(path).name)
 

@@ -120,6 +120,9 @@ class SmallServices:
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
         raise NotImplementedError
 
+    def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:
+        raise NotImplementedError
+
     def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
         raise NotImplementedError
 

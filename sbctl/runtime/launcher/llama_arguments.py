@@ -1,17 +1,18 @@
 """The arguments that a llama.cpp engine may be started with: flag by flag, checked by the launcher whatever the runtime says.
 
-The table is the whole command line that `sbctl.engines.llama_cpp` writes; what users may add themselves is checked by `sbctl.engines.flags`.
+The table is that of `sbctl.engines.flag_tables`, with what names something bound to what root knows of this engine.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sbctl.engines.flags import check_extra_args
+from sbctl.engines.flag_tables import FLAG_VALUES
 
 __all__ = ["Bound", "refused_argument"]
 
@@ -27,18 +28,13 @@ class Bound:
 
 
 _Check = Callable[[str, Bound], bool]
+_SCALE: Final = re.compile(r"-?[0-9]{1,3}(\.[0-9]{1,6})?")
+_SPLIT: Final = re.compile(r"1(,1){1,63}")
 
 
-def _whole(low: int, high: int) -> _Check:
-    return lambda value, _bound: value.isascii() and value.isdigit() and len(value) <= 10 and low <= int(value) <= high
-
-
-def _one_of(*names: str) -> _Check:
-    return lambda value, _bound: value in names
-
-
-def _extra(flag: str) -> _Check:
-    return lambda value, _bound: not check_extra_args("llama_cpp", [flag, value])
+def _value(flag: str) -> _Check | None:
+    value = FLAG_VALUES[flag]
+    return None if value is None else lambda text, _bound: value.admits(text)
 
 
 def _model(value: str, bound: Bound) -> bool:
@@ -50,34 +46,23 @@ def _host(value: str, bound: Bound) -> bool:
     return value == ("127.0.0.1" if bound.unix_path is None else str(bound.unix_path))
 
 
+def _adapters(value: str, bound: Bound) -> bool:
+    """`/path:scale,…`, every file below a directory of weights."""
+    for entry in value.split(","):
+        path, colon, scale = entry.rpartition(":")
+        if not colon or _SCALE.fullmatch(scale) is None or not _model(path, bound):
+            return False
+    return True
+
+
 _FLAGS: Final[Mapping[str, _Check | None]] = {
+    **{flag: _value(flag) for flag in FLAG_VALUES},
     "--model": _model,
     "--alias": lambda value, bound: value == bound.alias,
     "--host": _host,
     "--port": lambda value, bound: value == str(bound.port),
-    "--ctx-size": _whole(1, 2**31 - 1),
-    "--parallel": _whole(1, 1_000_000),
-    "--no-kv-unified": None,
-    "--threads": _extra("--threads"),
-    "--threads-batch": _whole(1, 1024),
-    "--threads-http": _whole(1, 2_000_000),
-    "--batch-size": _extra("--batch-size"),
-    "--ubatch-size": _extra("--ubatch-size"),
-    "--n-gpu-layers": _whole(0, 100_000),
-    "--flash-attn": _one_of("on", "off", "auto"),
-    "--seed": _extra("--seed"),
-    "--load-mode": _one_of("auto", "none", "mmap", "mlock", "mmap+mlock"),
-    "--fit": _one_of("off"),
-    "--cache-ram": _whole(0, 2**31 - 1),
-    "--no-context-shift": None,
-    "--offline": None,
-    "--no-ui": None,
-    "--no-webui": None,
-    "--no-mmap": None,
-    "--mlock": None,
-    "--warmup": None,
-    "--metrics": None,
-    "--slots": None,
+    "--lora-scaled": _adapters,
+    "--tensor-split": lambda value, _bound: _SPLIT.fullmatch(value) is not None,
 }
 _NEEDED: Final = ("--model", "--host", "--ctx-size", "--parallel", "--threads")
 

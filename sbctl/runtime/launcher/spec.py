@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from sbctl.base.display import display_safe
 from sbctl.base.errors import RefusedError
 from sbctl.base.ids import ID_RE
-from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME
+from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME, PROGRAM_PATH
 from sbctl.runtime.launcher.llama_arguments import Bound, refused_argument
 from sbctl.runtime.launcher.site import ENGINE_SOCKETS, Site, engine_socket
 from sbctl.runtime.launcher.trusted_path import why_untrusted
@@ -31,7 +31,7 @@ _KEYS: Final = frozenset(
 )
 _MAX_ARGUMENTS: Final = 256
 _SHOWN_CHARS: Final = 64
-_PASSED: Final = frozenset({"LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH"})
+_PASSED: Final = frozenset({"LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"})
 _FIXED: Final = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/tmp",  # noqa: S108 - its own, by PrivateTmp
@@ -103,7 +103,7 @@ def read_spec(document: object, site: Site, *, sockets: Path = ENGINE_SOCKETS, o
         port,
         None if memory is None else _whole(document, "memory_bytes", 2**20, 2**50),
         site.weights,
-        "binary" if home is None else "wheel",
+        "wheel" if home is not None and argv[1:3] == ("-I", "-B") else "binary",
     )
 
 
@@ -118,9 +118,12 @@ def _program(argv: tuple[str, ...], site: Site, owner: int) -> tuple[Path | None
         files, home, flags = (program,), None, argv[1:]
     else:
         home = _home(program, site)
-        if argv[1:4] != ("-I", "-B", str(home / LAUNCHER_NAME)):
-            raise _refused("argv", "an engine of ours is started by its own launcher script")
-        files, flags = (program, home / LAUNCHER_NAME), argv[4:]
+        if program == home / PROGRAM_PATH:
+            files, flags = (program,), argv[1:]
+        elif argv[1:4] == ("-I", "-B", str(home / LAUNCHER_NAME)):
+            files, flags = (program, home / LAUNCHER_NAME), argv[4:]
+        else:
+            raise _refused("argv", "a wheel of ours is started by its own launcher script")
     for file in files:
         if (problem := why_untrusted(file, owner=owner)) is not None:
             raise _refused("argv", f"the program is not safe to start: {problem}")
@@ -128,9 +131,10 @@ def _program(argv: tuple[str, ...], site: Site, owner: int) -> tuple[Path | None
 
 
 def _home(program: Path, site: Site) -> Path:
-    """`<engines>/llama_cpp/<version>` of `<engines>/llama_cpp/<version>/bin/python`."""
+    """`<engines>/llama_cpp/<version>` of its `bin/python` (a wheel) or `bin/llama-server` (a release)."""
     home = program.parent.parent
-    exact = program == home / "bin" / "python" and home.parent == site.engines / "llama_cpp"
+    ours = program in (home / "bin" / "python", home / PROGRAM_PATH)
+    exact = ours and home.parent == site.engines / "llama_cpp"
     if not exact or _VERSION.fullmatch(home.name) is None:
         raise _refused("argv", f"{str(program)[:128]} is no engine of ours, and root has not listed it")
     return home
@@ -153,7 +157,7 @@ def _environment(value: object, home: Path | None, owner: int) -> dict[str, str]
         raise _refused("env", f"only {', '.join(sorted(_PASSED))} may be set")
     given = dict(zip(value, _words(list(value.values()), "env", least=0), strict=True))
     libraries = given.get("LD_LIBRARY_PATH")
-    if libraries is not None and home is not None and libraries != str(home / LIBRARIES_NAME):
+    if libraries is not None and home is not None and libraries not in (str(home / LIBRARIES_NAME), str(home / "bin")):
         raise _refused("env", "LD_LIBRARY_PATH names another directory than the engine's own")
     if libraries is not None and home is None:
         for directory in libraries.split(":"):

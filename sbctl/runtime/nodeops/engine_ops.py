@@ -1,6 +1,6 @@
 """`engine.install` and `engine.remove`: the llama.cpp wheel in an environment of its own, below `<opt>/engines/llama_cpp/<version>`.
 
-Built beside its place by uv from the one wheel, offline and by digest; tried; then given its name by one rename. `engine.json` in it says
+(Releases and source builds are in `engine_archive`.) Built beside its place by uv from the one wheel, offline and by digest; tried; then given its name by one rename. `engine.json` in it says
 what it was made of. The launcher script is a copy of ours, so a newer launcher replaces the installation.
 """
 
@@ -25,11 +25,12 @@ from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedErro
 from sbctl.base.flock import exclusive
 from sbctl.base.limits import MIB
 from sbctl.engines import llama_wheel_launcher
-from sbctl.engines.detect import RECORD_NAME, EngineRecord, installed_wheels
+from sbctl.engines.detect import RECORD_NAME, EngineRecord, installed_engines
 from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME
 from sbctl.node.messages import EngineInstall, EngineRemove, WheelFile
 from sbctl.node.standalone import require_python, sweep_pythons
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
+from sbctl.runtime.nodeops.engine_archive import install_archive
 from sbctl.runtime.nodeops.programs import run_program
 
 __all__ = ["add_libraries", "install_engine", "remove_engine"]
@@ -38,6 +39,7 @@ _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
 _UV_DEADLINE_S: Final = 300.0
 _SMOKE_DEADLINE_S: Final = 60.0
 _INSTALL_DEADLINE_S: Final = 900.0
+_BUILD_DEADLINE_S: Final = 5400.0
 _LIBRARY_MAX_BYTES: Final = 16 * MIB
 _UNPACKED_FACTOR: Final = 4
 """A wheel's installation takes less than this times its size."""
@@ -59,11 +61,16 @@ def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any
     Raises EngineError `engine.install_failed`, HostError `put.missing`, ArtifactError of the fetch, LockedError `host.locked`, SbctlError `disk.*`.
     """
     fs.ensure_directory(context.paths.state)
-    with exclusive(context.paths.install_lock, deadline_s=_INSTALL_DEADLINE_S, check=context.cancellation.check):
-        return _install_alone(context, params)
+    deadline_s = _BUILD_DEADLINE_S if params.archive is not None and params.archive.is_source else _INSTALL_DEADLINE_S
+    with exclusive(context.paths.install_lock, deadline_s=deadline_s, check=context.cancellation.check):
+        if params.archive is not None:
+            return install_archive(context, params.archive, params.delivery, _home(context, params.version))
+        if params.wheel is not None:
+            return _install_wheel(context, params, params.wheel)
+    raise EngineError("engine.install_failed", "neither a wheel nor an archive was named")
 
 
-def _install_alone(context: NodeContext, params: EngineInstall) -> dict[str, Any]:
+def _install_wheel(context: NodeContext, params: EngineInstall, wheel_file: WheelFile) -> dict[str, Any]:
     home = _home(context, params.version)
     launcher = _launcher_source()
     python = params.python
@@ -71,15 +78,15 @@ def _install_alone(context: NodeContext, params: EngineInstall) -> dict[str, Any
         python = str(require_python(context.paths, params.standalone.sha256, params.standalone.program))
     record = EngineRecord(
         engine=params.engine,
-        launch=params.launch,
+        launch="wheel",
         version=params.version,
-        wheel=params.wheel.filename,
-        sha256=params.wheel.sha256,
+        wheel=wheel_file.filename,
+        sha256=wheel_file.sha256,
         launcher_sha256=sha256_bytes(launcher),
         python=python,
     )
-    answer = {"path": str(home), "version": params.version, "digest": params.wheel.sha256}
-    if record in installed_wheels(context.paths.engines) and _smoke(home) is None:
+    answer = {"path": str(home), "version": params.version, "digest": wheel_file.sha256}
+    if record in installed_engines(context.paths.engines) and _smoke(home) is None:
         _forget_blob(context, params)
         return answer
     fs.ensure_directory(home.parent, mode=0o755)
@@ -87,11 +94,11 @@ def _install_alone(context: NodeContext, params: EngineInstall) -> dict[str, Any
     staged = fs.temporary_path(home.parent)
     fs.ensure_directory(staged, mode=0o755)
     try:
-        wheel = _wheel(context, _Origin(params.project, params.version, params.delivery), params.wheel, staged)
+        wheel = _wheel(context, _Origin(params.project, params.version, params.delivery), wheel_file, staged)
         require_space(home.parent, _UNPACKED_FACTOR * wheel.stat().st_size)
         context.cancellation.check()
         context.report(0, None, f"installing {params.project} {params.version}")
-        environment = _build(params, python, wheel, staged)
+        environment = _build(record, params.project, wheel, staged)
         fs.write_atomic(environment / LAUNCHER_NAME, launcher, mode=0o644)
         failure = _smoke(environment)
         if failure is not None and params.libraries:
@@ -166,15 +173,15 @@ def add_libraries(context: NodeContext, params: EngineInstall, environment: Path
         fs.write_atomic(target, content, mode=0o755)
 
 
-def _build(params: EngineInstall, python: str, wheel: Path, staged: Path) -> Path:
+def _build(record: EngineRecord, project: str, wheel: Path, staged: Path) -> Path:
     from uv import find_uv_bin
 
     uv, environment = find_uv_bin(), staged / "environment"
     requirements = staged / "requirements.txt"
-    pinned = f"{params.project}=={params.version} --hash=sha256:{params.wheel.sha256}\n"
+    pinned = f"{project}=={record.version} --hash=sha256:{record.sha256}\n"
     fs.write_atomic(requirements, pinned.encode())
     common = ("--no-config", "--offline", "--quiet", "--no-python-downloads", "--cache-dir", str(staged / "cache"))
-    _uv((uv, "venv", *common, "--relocatable", "--python", python, str(environment)), staged)
+    _uv((uv, "venv", *common, "--relocatable", "--python", record.python, str(environment)), staged)
     exactly = ("--no-index", "--no-deps", "--require-hashes", "--no-build", "--find-links", str(wheel.parent))
     into = ("--python", str(environment / "bin" / "python"), "--requirements", str(requirements))
     _uv((uv, "pip", "install", *common, *exactly, *into), staged)
@@ -207,7 +214,8 @@ def _smoke(environment: Path) -> str | None:
 
 def _forget_blob(context: NodeContext, params: EngineInstall) -> None:
     if context.paths.blobs.is_dir():
-        for wheel in (params.wheel, *(library.wheel for library in params.libraries)):
+        wheels = [library.wheel for library in params.libraries]
+        for wheel in wheels if params.wheel is None else [params.wheel, *wheels]:
             fs.remove_file(context.paths.blobs / wheel.sha256)
 
 

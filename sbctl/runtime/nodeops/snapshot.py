@@ -16,7 +16,7 @@ from sbctl.base import fs
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import EngineError, HostError, InputError, SbctlError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
-from sbctl.engines.detect import find_llama_server, installed_wheels, probe_llama_server
+from sbctl.engines.detect import find_llama_server, installed_engines, probe_llama_server
 from sbctl.node.devices import nvidia_devices
 from sbctl.node.drain_file import read_drain
 from sbctl.node.facts import FactsError, gather
@@ -199,12 +199,12 @@ def _engines(context: NodeContext) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {
             "engine": record.engine,
-            "launch": "wheel",
+            "launch": record.launch,
             "version": record.version,
             "digest": record.sha256,
             "path": str(engines / "llama_cpp" / record.version),
         }
-        for record in installed_wheels(engines)
+        for record in installed_engines(engines)
     ]
     program = find_llama_server(context.environ.get("PATH", ""))
     if program is not None:

@@ -56,7 +56,7 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         ),
         (proxy(engines="{llama_cpp: {path: llama-server}}"), "config.bad_value", "an absolute path"),
         (proxy(engines="{llama_cpp: {image: repo:tag}}"), "config.bad_value", "an image by digest"),
-        (proxy(engines="{llama_cpp: {acceleration: cuda}}"), "config.not_available", "acceleration: cuda"),
+        (proxy(engines="{llama_cpp: {acceleration: metal}}"), "config.not_available", "acceleration: metal"),
         (
             proxy(engines=f"{{llama_cpp: {{launch: container, image: '{IMAGE}'}}}}"),
             "config.not_available",
@@ -112,7 +112,7 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         (proxy(top="cluster: {cluster_id: c}"), "config.not_available", "a cluster"),
         (proxy(top="https_bind_port: 8443"), "config.not_available", "TLS on the API"),
         (proxy(top="tls_key_file: ./key.pem"), "config.not_available", "TLS on the API"),
-        ("fleet: {identity: {mode: manual}}\n" + proxy(), "config.not_available", "PKI of your own"),
+        ("fleet: {identity: {mode: manual}}\n" + proxy(), "config.rule", "needs ca_file"),
         ("fleet: {identity: {validity_days: 826}}\n" + proxy(), "config.out_of_range", "825"),
         (proxy(top="cluster: {cluster_id: c, replication: {factor: 9}}"), "config.out_of_range", "at most 8"),
         ("include: [x.yml]\n" + proxy(), "file.missing", "x.yml cannot be included"),

@@ -6,16 +6,19 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbctl.base.errors import EngineError
 from sbctl.engines import detect
-from sbctl.engines.detect import find_engine, find_llama_server, installed_wheels, probe_llama_server
-from sbctl.engines.llama_cpp import launch_spec
+from sbctl.engines.detect import find_engine, find_llama_server, installed_engines, probe_llama_server
+from sbctl.engines.driver import EngineSite, EngineWish
 from sbctl.engines.model import EngineAddress
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_for, wheel_pin
+from sbctl.engines.release_pins import Machine
 from tests.simulators import fake_llama_server
+from tests.simulators.llama_launches import launch_spec
 
 
 def program(directory: Path, script: str) -> Path:
@@ -40,7 +43,7 @@ def test_a_llama_server_says_its_version_and_flags(fake: Path) -> None:
     assert {"--model", "--cache-ram", "--no-kv-unified"} <= build.known_flags
     spec = launch_spec(
         build,
-        model_path=Path("/m"),
+        weights=Path("/m"),
         address=EngineAddress(port=1),
         alias="a",
         context_length=1,
@@ -108,8 +111,8 @@ def test_only_whole_installations_count(tmp_path: Path) -> None:
     record(tmp_path, "4.0", extra=1)
     (tmp_path / "llama_cpp" / "5.0").mkdir()
     (tmp_path / "llama_cpp" / "5.0" / "engine.json").write_text("{")
-    assert [found.version for found in installed_wheels(tmp_path)] == ["1.0"]
-    assert installed_wheels(tmp_path / "none") == ()
+    assert [found.version for found in installed_engines(tmp_path)] == ["1.0"]
+    assert installed_engines(tmp_path / "none") == ()
 
 
 def test_availability_says_what_to_do(tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,18 +120,27 @@ def test_availability_says_what_to_do(tmp_path: Path, fake: Path, monkeypatch: p
     engines = tmp_path / "engines"
     record(engines, "1.0")
 
-    def state(launch: str, version: str | None = None, path: str | None = None, search: str = "") -> str:
-        found = find_engine(launch=launch, version=version, path=path, engines=engines, search_path=search)  # type: ignore[arg-type]
+    def state(launch: str, version: str | None = None, *, arch: str = "x86_64", search: str = "", **wish: Any) -> str:
+        site = EngineSite(engines, search, Machine("Linux", arch, "glibc-2.36"))
+        found = find_engine(EngineWish(launch, version, **wish), site)
         assert (found.build is not None) == (found.state == "available")
         assert found.state == "available" or (found.reason and found.remedy)
         return found.state
 
     assert state("wheel", "1.0") == "available"
     assert state("wheel", LLAMA_CPP_WHEEL_DEFAULT) == "acquirable"
+    assert state("wheel", LLAMA_CPP_WHEEL_DEFAULT, arch="s390x") == "incompatible"
     assert state("wheel", "0.0") == "blocked"
-    assert state("binary") == "blocked"
+    assert state("binary") == "acquirable"
+    assert state("binary", arch="s390x") == "blocked"
+    assert state("binary", "b9905", arch="s390x") == "incompatible"
+    assert state("binary", "b1") == "blocked"
+    assert state("binary", "b1", sha256="1" * 64) == "acquirable"
     assert state("binary", path=str(fake)) == "available"
+    assert state("binary", "9905", path=str(fake)) == "available"
+    assert state("binary", "b1", path=str(fake)) == "blocked"
     assert state("binary", search=str(fake.parent)) == "available"
+    assert state("binary", "b9905", acceleration="cuda", search=str(fake.parent)) == "acquirable"
     assert state("binary", path="llama-server") == "blocked"
     assert state("binary", path=str(program(tmp_path / "engines", "print(1)"))) == "blocked"
 

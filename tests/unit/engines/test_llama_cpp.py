@@ -9,11 +9,12 @@ import pytest
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.errors import EngineError
 from sbctl.engines import llama_wheel_launcher as launcher
-from sbctl.engines.llama_cpp import default_threads, launch_spec, weight_file
+from sbctl.engines.llama_cpp import default_threads, weight_file
 from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
+from tests.simulators.llama_launches import launch_spec
 
 WHEEL = EngineBuild("llama_cpp", "wheel", "1", ("/e/bin/python", "-I", "/e/launcher.py"), Path("/e"))
-BINARY = EngineBuild("llama_cpp", "binary", "b1", ("/usr/bin/llama-server",), Path("/usr/bin/llama-server"))
+BINARY = EngineBuild("llama_cpp", "binary", "b1", ("/usr/bin/llama-server",), Path("/usr/bin/llama-server"), ours=False)
 SOCKET = EngineAddress(unix_path=Path("/run/e.sock"))
 ENVIRON = {
     "HOME": "/root",
@@ -37,7 +38,7 @@ def spec(build: EngineBuild = WHEEL, address: EngineAddress = SOCKET, **changes:
         "environ": ENVIRON,
         **changes,
     }
-    return launch_spec(build, model_path=Path("/m/w.gguf"), address=address, **arguments)  # type: ignore[arg-type]
+    return launch_spec(build, weights=Path("/m/w.gguf"), address=address, **arguments)
 
 
 def test_the_whole_command_line() -> None:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbctl.base.errors import InputError, RefusedError, SbctlError
-from sbctl.engines.llama_cpp import launch_spec
 from sbctl.engines.model import EngineAddress, EngineBuild
 from sbctl.runtime.launcher.properties import Machine, start_command, unit_properties
 from sbctl.runtime.launcher.site import engine_socket, read_site, site_document
 from sbctl.runtime.launcher.spec import EngineSpec, read_spec, token_of
 from sbctl.runtime.launcher.trusted_path import why_untrusted
+from tests.simulators.llama_launches import launch_spec
 from tests.simulators.unit_world import TOKEN, Place, binary_request, make_place, short_directory, wheel_request
 
 Edit = Callable[[dict[str, Any], Place], None]
@@ -150,7 +150,7 @@ def test_every_command_line_that_we_write_is_admitted(place: Place, launch: Any,
     socket = engine_socket(TOKEN, place.sockets)
     spec = launch_spec(
         EngineBuild("llama_cpp", launch, "9.9", prefix, place.home),
-        model_path=place.site.weights[0] / "snapshots" / "x" / "m.gguf",
+        weights=place.site.weights[0] / "snapshots" / "x" / "m.gguf",
         address=EngineAddress(unix_path=socket) if launch == "wheel" else EngineAddress(port=4000),
         alias="chat",
         context_length=4096,
