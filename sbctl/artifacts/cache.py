@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sbctl.artifacts.cache_root import check_root
+from sbctl.artifacts.formats.architectures import read_shape
+from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.locks import artifact_lock_path, hold, lease_path, mutation_lock_path, require_locks
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
 from sbctl.artifacts.partial import fetched_bytes
@@ -50,6 +52,8 @@ class CacheEntry:
     state: Literal["ready", "partial", "corrupt"]
     size_bytes: int
     reason: str | None = None
+    shape: ModelShape | None = None
+    """What the model needs, by the headers of its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,8 @@ class ArtifactCache:
             except ArtifactError as error:
                 return CacheEntry(artifact, "corrupt", 0, error.message)
             reason = broken_seal(snapshot, manifest)
-            return CacheEntry(artifact, "corrupt" if reason else "ready", manifest.facts.total_bytes, reason)
+            state: Literal["ready", "corrupt"] = "corrupt" if reason else "ready"
+            return CacheEntry(artifact, state, manifest.facts.total_bytes, reason, manifest.shape)
         fetched = fetched_bytes(self.partials_path(artifact))
         return CacheEntry(artifact, "partial", fetched) if fetched else None
 
@@ -200,7 +205,8 @@ class ArtifactCache:
 
     def write_manifest(self, snapshot: Path, facts: ArtifactFacts) -> None:
         """Seal files that were verified this moment."""
-        manifest = Manifest(facts=facts, seals=seal_files(snapshot, facts))
+        weights = sorted(snapshot / file.path for file in facts.files if file.path.endswith(".gguf"))
+        manifest = Manifest(facts=facts, seals=seal_files(snapshot, facts), shape=read_shape(weights))
         fs.write_atomic(snapshot / MANIFEST, canonical_json(manifest.model_dump(mode="json")), mode=0o444)
 
     def _set_aside(self, sha256: str) -> Iterator[Path]:

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.member_path import is_safe_member
 from sbctl.artifacts.model import ArtifactFacts, artifact_id
 from sbctl.base import fs, strict_json
@@ -36,6 +37,8 @@ class Manifest(BaseModel):
     schema_version: Literal[1] = 1
     facts: ArtifactFacts
     seals: Mapping[str, Annotated[str, Field(pattern="^[0-9]{1,20}:-?[0-9]{1,20}:[0-9]{1,20}$")]]
+    shape: ModelShape | None = None
+    """What the headers of the weights said when the files were verified; None also where an older version published them."""
 
 
 def check_facts(facts: ArtifactFacts) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "EXPECTATION",
     "AbsolutePath",
     "Block",
+    "ByteSize",
     "EngineKind",
     "FilePath",
     "HexDigest",
@@ -38,6 +39,7 @@ __all__ = [
     "SpreadKey",
     "VarName",
     "Version",
+    "byte_size",
     "expected",
     "is_loopback",
     "text_check",
@@ -196,6 +198,39 @@ HexDigest = Annotated[
     AfterValidator(_check_hex),
     WithJsonSchema({"type": "string", "minLength": 64, "maxLength": 64, "not": {"pattern": "[^0-9a-fA-F]"}}),
 ]
+
+_SIZE_RE: Final = re.compile(r"([0-9]{1,7})(?:\.([0-9]{1,3}))? ?(MiB|GiB)")
+_SIZE_UNITS: Final = {"MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _check_size(text: str) -> str:
+    if _SIZE_RE.fullmatch(text) is None or byte_size(text) == 0:
+        raise expected("a size with its unit, such as 900 MiB or 6.5 GiB")
+    return text
+
+
+def byte_size(text: str) -> int:
+    """Bytes of a `ByteSize`."""
+    found = _SIZE_RE.fullmatch(text)
+    assert found is not None
+    whole, part, unit = found.groups()
+    scale: int = 10 ** len(part or "")
+    return int(f"{whole}{part or ''}") * _SIZE_UNITS[unit] // scale
+
+
+ByteSize = Annotated[
+    str,
+    AfterValidator(_check_size),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "maxLength": 16,
+            "pattern": "^[0-9]{1,7}(\\.[0-9]{1,3})? ?(MiB|GiB)$",
+            "not": {"pattern": "^[0.]+ ?[MG]"},
+        }
+    ),
+]
+"""`900 MiB`, `6.5 GiB`."""
 
 _VERSION_CHARS: Final = "A-Za-z0-9._-"
 

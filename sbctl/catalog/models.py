@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.base.field_types import Block, EngineKind, HexDigest, Id, Items, PlainText, expected
 from sbctl.base.limits import CATALOG_MAX_ENGINES, CATALOG_MAX_MODELS, CATALOG_MAX_VARIANTS, JSON_INT_MAX
 
@@ -195,6 +196,10 @@ class CatalogVariant(Block):
         min_length=1, max_length=4096, description="Every file with its digest and length."
     )
     requirements: Requirements = Field(description="What a host must have.")
+    shape: ModelShape | None = Field(
+        default=None,
+        description="What the header of the weights says about memory; without it min_memory_bytes stands for it.",
+    )
     stability: Literal["stable", "preview", "config_only", "unsupported"] = Field(description="How far it was tried.")
     certification: PlainText = Field(description="Evidence for the stability.")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
 from sbctl.base.errors import Diagnostic, SourceSpan
@@ -23,6 +24,8 @@ from sbctl.trust.bundle import ApiKeyEntry, EngineMode
 
 if TYPE_CHECKING:
     from sbctl.trust.authority_facts import AuthorityFacts
+    from sbctl.trust.own_pki import OwnIdentity
+    from sbctl.trust.public_certificate import PublicCertificate
 
 __all__ = [
     "CompiledAdapter",
@@ -31,6 +34,9 @@ __all__ = [
     "CompiledHost",
     "CompiledIdentity",
     "CompiledOrigin",
+    "CompiledTls",
+    "EnrollServer",
+    "OwnPki",
     "PublicRoute",
     "SecretRef",
     "StandalonePython",
@@ -59,6 +65,25 @@ class CompiledAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledTls:
+    """The API's public certificate and where both files come from: `file:PATH` beside sb.yml (the key: any reference), or `node-file:PATH` both.
+
+    `certificate` is None for files that somebody else keeps on the host.
+    """
+
+    certificate_reference: str
+    key_reference: str
+    certificate: PublicCertificate | None
+
+    @property
+    def node_files(self) -> tuple[str, str] | None:
+        """Chain and key on the host."""
+        if self.certificate is not None:
+            return None
+        return self.certificate_reference.removeprefix("node-file:"), self.key_reference.removeprefix("node-file:")
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledDeployment:
     """One deployment on one host: the user's fields with defaults filled in, and what the catalog says about its model."""
 
@@ -76,6 +101,8 @@ class CompiledDeployment:
     mode: EngineMode = "chat"
     """By the modality of the model."""
     adapters: tuple[CompiledAdapter, ...] = ()
+    shape: ModelShape | None = None
+    """What the catalog recorded of the header of the weights."""
 
     @property
     def artifacts(self) -> tuple[ArtifactFacts, ...]:
@@ -96,6 +123,7 @@ class CompiledOrigin:
     hostname: str
     routes: tuple[PublicRoute, ...]
     default_model: str | None = None
+    force_ssl: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +159,30 @@ class CompiledHost:
     """The host that passes on what is pushed to this one."""
     group: str | None = None
     """For people; what it sets is merged in."""
+    tls: CompiledTls | None = None
     data_address: str = "127.0.0.1"
     """How clients reach the host: in endpoints that are printed, never to connect."""
     catalog: Catalog = field(default_factory=builtin_catalog, repr=False, compare=False)
     """The built-in one with the host's `catalog_file` over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPki:
+    """Files of a PKI of the user's own; `{host}` is a host's name. Paths are absolute, the key is a reference."""
+
+    ca_file: str
+    cert_file: str
+    key_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnrollServer:
+    """The enrollment server that an apply runs."""
+
+    host: str
+    bind_address: str
+    port: int
+    validity_hours: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +194,9 @@ class CompiledIdentity:
     """None: that of the authority, with which a written one must agree."""
     validity_days: int
     renew_before_days: int | None
+    own: OwnPki | None = None
+    """None: `directory` is the authority."""
+    enroll: EnrollServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +220,9 @@ class CompiledConfig:
     """False: the deployments map was emptied; a plan that would remove all needs --allow-empty."""
     identity: CompiledIdentity | None = None
     authority: AuthorityFacts | None = field(default=None, compare=False)
-    """What the authority's directory says now; filled in by the command like `lineage`, None without `identity`."""
+    """What the authority's directory says now; filled in by the command like `lineage`, None without `identity` or with an own PKI."""
+    own_identities: Mapping[str, OwnIdentity] | None = field(default=None, compare=False)
+    """What the own PKI gave each host, verified; filled in like `authority`."""
     update: UpdatePolicy | None = None
     """How an apply rolls over hosts; None: all at once."""
     lineage: str = ""
@@ -182,7 +235,9 @@ class CompiledConfig:
     """Where `sbctl host trust` pins keys; need not exist."""
 
     def has_identity(self, host: str) -> bool:
-        """Whether a host of this name gets an identity: there is an authority, and it did not revoke the host for good."""
+        """Whether a host of this name gets an identity: an own PKI gave it one, or there is an authority that did not revoke the host for good."""
+        if self.own_identities is not None:
+            return host in self.own_identities
         if self.authority is None:
             return False
         node = self.authority.nodes.get(host)

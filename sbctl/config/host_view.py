@@ -16,7 +16,7 @@ from sbctl.base.errors import InputError
 from sbctl.base.field_types import Block
 from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.catalog.resolve import DeviceProfile, resolve
-from sbctl.config.availability import check_cluster, check_proxy, check_tls, not_available
+from sbctl.config.availability import check_cluster, check_proxy, not_available
 from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.checks import check_origins, check_proxy_rules
 from sbctl.config.compiled import CompiledAdapter, CompiledDeployment
@@ -27,6 +27,7 @@ from sbctl.config.layers import Layer, View
 from sbctl.config.models import DeploymentModel, EngineModel, ProxyModel
 from sbctl.config.origins import OriginModel, OriginName
 from sbctl.config.planes import Foreign, without_foreign
+from sbctl.config.public_tls import check_force_ssl
 from sbctl.config.served import report_foreign, served_origins
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_versions
 from sbctl.trust.bundle import EngineMode
@@ -96,13 +97,14 @@ class HostViewBuilder:
         check_proxy_rules(self.report, proxy, view)
         deployments = self._deployments(proxy, view, catalog)
         check_origins(self.report, origins, _written_deployments(view.value), origins_view)
+        has_https = proxy.https_bind_port is not None
+        check_force_ssl(self.report, origins, origins_view, has_https=has_https, accepted=self.accepted)
         raw_admin = view.value.get("admin") if isinstance(view.value, dict) else None
         text = raw_admin.get("password") if isinstance(raw_admin, dict) else None
         return HostView(proxy, view, origins, deployments, catalog, text if isinstance(text, str) else None)
 
     def _proxy(self, view: View, variables: Variables) -> ProxyModel | None:
         check_cluster(self.report, view)
-        check_tls(self.report, view)
         value, found = without_foreign(view.value, ("proxy",))
         shown = [Foreign(each.path[1:], each.pattern, each.restricts) for each in found]
         report_foreign(self.report, view, "proxy", shown, self.accepted)
@@ -181,7 +183,8 @@ class HostViewBuilder:
         policy = self._policy(deployment, settings.get("llama_cpp"), view, path)
         mode = self._mode(deployment, resolution.entry.model.modality, view, path)
         adapters = self._adapters(deployment, view, catalog, path)
-        if policy is None or mode is None or adapters is None:
+        context = self._context(deployment, resolution.facts.context_length, view, path)
+        if policy is None or mode is None or adapters is None or context is None:
             return None
         return CompiledDeployment(
             id=name,
@@ -189,14 +192,25 @@ class HostViewBuilder:
             artifact=resolution.facts,
             engine=engine,
             engine_policy=policy,
-            context_length=resolution.facts.context_length,
+            context_length=context,
             max_concurrency=deployment.max_concurrency or 1,
             cold_start=deployment.cold_start or "wait",
             delivery="pull",
             span=view.key_span(path),
             mode=mode,
             adapters=adapters,
+            shape=resolution.variant.shape,
         )
+
+    def _context(self, deployment: DeploymentModel, most: int, view: View, path: Path) -> int | None:
+        """Tokens of one request."""
+        asked = deployment.max_context
+        if asked is None or asked <= most:
+            return asked or most
+        message = f"max_context is {asked}, and {deployment.model} has {most} tokens of context"
+        notes = (f"leave it out for all {most}, or say less",)
+        self.report.add("config.out_of_range", message, view.value_span((*path, "max_context")), notes=notes)
+        return None
 
     def _mode(self, deployment: DeploymentModel, modality: str, view: View, path: Path) -> EngineMode | None:
         mode = _MODES.get(modality)
@@ -237,6 +251,8 @@ class HostViewBuilder:
             sentence = (
                 f"acceleration: {policy.acceleration} with launch: {policy.launch} is not in this version of sbctl"
             )
+            remedy = "auto and cpu run on the CPU; launch: binary has cuda (built on the host) and vulkan"
+            not_available(self.report, view, (*engine_path, "acceleration"), sentence, remedy=remedy)
             return None
         if deployment.engine_image is not None:
             sentence = "engine_image goes with launch: container, which is not in this version of sbctl"
@@ -250,5 +266,3 @@ class HostViewBuilder:
                 self.report.add("config.not_pinned", message, view.value_span((*path, "engine_version")), notes=notes)
             version = version or LLAMA_CPP_WHEEL_DEFAULT
         return policy.model_copy(update={"version": version, "sha256": deployment.engine_sha256 or policy.sha256})
-            remedy = "auto and cpu run on the CPU; launch: binary has cuda (built on the host) and vulkan"
-            not_available(self.report, view, (*engine_path, "acceleration"), sentence, remedy=remedy)

@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr
 from sbctl.base.field_types import (
     AbsolutePath,
     Block,
+    ByteSize,
     EngineKind,
     FilePath,
     HexDigest,
@@ -145,6 +146,14 @@ class DeploymentModel(Block):
     engine: Literal["auto", "vllm", "sglang", "llama_cpp", "mistralrs"] = Field(
         default="auto", description="Which engine. auto: llama_cpp for gguf, vllm otherwise."
     )
+    max_context: Annotated[int, Field(gt=0, le=100_000_000)] | None = Field(
+        default=None,
+        description="Tokens of context that each request gets; less needs less memory. Unset: all that the catalog says the model has.",
+    )
+    memory: ByteSize | None = Field(
+        default=None,
+        description="What one replica needs, such as 6.5 GiB, where the operator knows better than the estimate. Unset: as it is known.",
+    )
     kv_quant: Literal["auto", "f16", "fp8", "int8", "int4"] = Field(
         default="auto",
         description="How the engine holds the attention cache. llama.cpp: f16 as it is, fp8 and int8 as q8_0, int4 as q4_0.",
@@ -257,6 +266,18 @@ class ProxyModel(Block):
     bind_address: IpAddress = Field(
         default="127.0.0.1",
         description="Address of the OpenAI-compatible API. Off loopback it needs fleet.api_keys or fleet.public: true.",
+    )
+    https_bind_port: Port | None = Field(
+        default=None,
+        description="Port of the API over TLS, on the same address; http goes on beside it. Needs tls_cert_file and tls_key_file. Unset: no TLS.",
+    )
+    tls_cert_file: FilePath | None = Field(
+        default=None,
+        description="Certificate chain, PEM, the server's own first: a file of the operator's machine, or node-file:PATH where somebody else (certbot) keeps it on the host.",
+    )
+    tls_key_file: FilePath | None = Field(
+        default=None,
+        description="Its private key, PEM without a passphrase: a file of the operator's machine, a reference (secret:, env:, file:, exec:), or node-file:PATH.",
     )
     admin: AdminModel = Field(default=AdminModel.model_construct(), description="The runtime's admin API.")
     cluster: ClusterModel | None = Field(

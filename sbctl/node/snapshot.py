@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sbctl.artifacts.formats.shape import ModelShape
+
 __all__ = [
     "ArtifactState",
     "BundleState",
@@ -17,9 +19,11 @@ __all__ = [
     "HostFacts",
     "HostMarker",
     "LeaseState",
+    "MemoryRecord",
     "NodePathsState",
     "NodeSnapshot",
     "PortHolder",
+    "PublicTlsState",
     "PythonFact",
     "ReplicaState",
     "RuntimeState",
@@ -149,6 +153,20 @@ class DiskState(_Fact):
     opt_filesystem: str = Field(default="", max_length=32)
 
 
+class PublicTlsState(_Fact):
+    """The API's public certificate. `installed` and `used` are fingerprints: of the file on the host, and of what handshakes show now."""
+
+    installed: str | None = Field(default=None, max_length=64)
+    used: str | None = Field(default=None, max_length=64)
+    subject: str = Field(default="", max_length=256)
+    issuer: str = Field(default="", max_length=256)
+    not_after: str | None = Field(default=None, max_length=40)
+    warn_from: str | None = Field(default=None, max_length=40)
+    """From when on its end is near."""
+    problem: str | None = Field(default=None, max_length=512)
+    """Why what is there cannot be shown, or is not the newest, in one sentence."""
+
+
 class RuntimeState(_Fact):
     """`config_sha256`, `trust_digest`, `unit_sha256` (all units together) are of the files as they stand; None when missing."""
 
@@ -172,6 +190,9 @@ class RuntimeState(_Fact):
     """A bundle is being applied or cleared, or an activation is not ended yet: what the host holds is about to be another."""
     admin_url: str | None = None
     http_url: str | None = None
+    https_url: str | None = None
+    tls: PublicTlsState | None = None
+    """None: no TLS on the API."""
 
 
 class EngineState(_Fact):
@@ -188,6 +209,15 @@ class ArtifactState(_Fact):
     state: Literal["ready", "partial", "corrupt"]
     size_bytes: int = 0
     reason: str | None = None
+    shape: ModelShape | None = None
+    """What the model needs, by the headers of its weights; None where they say nothing, or an older version published them."""
+
+
+class MemoryRecord(_Fact):
+    """The most that processes of one kind had. `key`: see `engines.memory.memory_key`."""
+
+    key: str = Field(max_length=64)
+    observed_bytes: int = Field(ge=0)
 
 
 class BundleState(_Fact):
@@ -242,4 +272,6 @@ class NodeSnapshot(_Fact):
     artifacts: tuple[ArtifactState, ...] = ()
     bundle: BundleState | None = None
     deployments: tuple[DeploymentState, ...] = ()
+    memory: tuple[MemoryRecord, ...] = Field(default=(), max_length=1024)
+    """What engines took here, as the runtime saw it."""
     certificate: CertificateState | None = None

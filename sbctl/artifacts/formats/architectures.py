@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Final
 
-from sbctl.artifacts.formats.gguf import ArrayInfo, GgufHeader, Value
+from sbctl.artifacts.formats.gguf import ArrayInfo, GgufHeader, Value, read_gguf
 from sbctl.artifacts.formats.shape import Certainty, LayerShape, ModelShape
+from sbctl.base.errors import ArtifactError
 
-__all__ = ["model_shape"]
+__all__ = ["model_shape", "read_shape"]
 
 _PLAIN: Final = frozenset({
     "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bailingmoe2", "bloom", "chatglm", "codeshell", "command-r", "dbrx", "deepseek",
@@ -137,6 +139,19 @@ def model_shape(headers: Sequence[GgufHeader]) -> ModelShape | None:
         certainty=certainty,
         reason=reason,
     )
+
+
+def read_shape(paths: Sequence[Path]) -> ModelShape | None:
+    """Of the weight files of one artifact, in the order of their names; what stands beside a model (a projector for images) adds its bytes.
+
+    None: none is GGUF that describes a model. Never raises: weights that cannot be sized may still be served.
+    """
+    try:
+        headers = [read_gguf(path) for path in paths]
+        headers.sort(key=lambda header: header.metadata.get("general.architecture") == "clip")
+        return model_shape(headers) if headers else None
+    except (ArtifactError, OSError):
+        return None
 
 
 def _certainty(keys: _Keys, headers: Sequence[GgufHeader]) -> tuple[Certainty, str]:

@@ -26,7 +26,9 @@ __all__ = ["Content", "check_file", "content_of"]
 Content = Literal["gguf", "safetensors", "pickle", "archive", "text", "sentencepiece", "unknown"]
 
 _HEAD_BYTES: Final = 4096
-_PICKLE_OPCODES_MAX: Final = 64
+_PROTOCOL_MAX: Final = 5
+_CALLS: Final = frozenset({"INST", "REDUCE", "OBJ", "NEWOBJ", "BUILD", "STOP"})
+_NAMES: Final = re.compile(r"[A-Za-z_][\w.]* [A-Za-z_][\w.]*")
 _ARCHIVES: Final = (
     b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf\x27\x1c", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd",
     b"Rar!", b"\x04\x22\x4d\x18", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda", b"\x93NUMPY", b"\x89HDF\r\n",
@@ -152,27 +154,34 @@ def _is_text(head: bytes) -> bool:
 
 
 def _is_pickle(head: bytes) -> bool:
-    """Protocol 2 and newer begin with 0x80 and a small number. Older ones are told by opcodes that make sense up to a call or the end."""
-    if len(head) >= 2 and head[0] == 0x80 and head[1] <= 5:
+    """Protocol 2 and newer begin with 0x80 and a small number. Older ones are told by running their opcodes on a stack of nothing: text
+    fails at once, a pickle comes to a call of something that it named.
+    """
+    if len(head) >= 2 and head[0] == 0x80 and head[1] <= _PROTOCOL_MAX:
         return True
-    seen = 0
+    stack: list[bool] = []
+    named = False
     try:
         for opcode, argument, _position in pickletools.genops(io.BytesIO(head)):
-            seen += 1
-            if opcode.name in ("GLOBAL", "INST", "REDUCE", "OBJ", "NEWOBJ", "BUILD", "STACK_GLOBAL") and _is_call(
-                opcode.name, argument
-            ):
+            _move(stack, opcode)
+            if opcode.name in ("GLOBAL", "INST"):
+                if _NAMES.fullmatch(str(argument)) is None:
+                    return False
+                named = True
+            if named and opcode.name in _CALLS:
                 return True
-            if opcode.name == "STOP":
-                return seen > 1
-            if seen >= _PICKLE_OPCODES_MAX:
-                return not _is_text(head)
-    except Exception:  # noqa: BLE001 - whatever the bytes do to the reader of opcodes, they are no pickle that a loader would take
+    except Exception:  # noqa: BLE001 - whatever the bytes do to the reader of opcodes, no loader gets further
         return False
-    return False
+    return named
 
 
-def _is_call(name: str, argument: Any) -> bool:
-    if name not in ("GLOBAL", "INST"):
-        return True
-    return isinstance(argument, str) and re.fullmatch(r"[A-Za-z_][\w.]* [A-Za-z_][\w.]*", argument) is not None
+def _move(stack: list[bool], opcode: pickletools.OpcodeInfo) -> None:
+    """True on the stack is a mark. Raises IndexError, ValueError for what a loader could not do."""
+    before = opcode.stack_before
+    if pickletools.markobject in before:
+        del stack[len(stack) - 1 - stack[::-1].index(True) :]
+        before = before[: before.index(pickletools.markobject)]
+    for _ in before:
+        if stack.pop():
+            raise ValueError("a mark is no value")
+    stack.extend(one is pickletools.markobject for one in opcode.stack_after)

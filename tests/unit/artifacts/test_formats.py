@@ -301,6 +301,10 @@ def test_F18_what_makes_an_engine_run_code_of_a_snapshot_is_refused(case: str, t
             "sentencepiece",
         ),
         ("LICENSE", "gguf", b"Apache License\nVersion 2.0\n", "text"),
+        ("README.md", "gguf", b"build it. a.\n", "text"),
+        ("vocab.txt", "gguf", b"cat\ndog\nemu\n.\n", "text"),
+        ("notes.txt", "gguf", b"N.", "text"),
+        ("notes.txt", "gguf", b"", "text"),
     ],
 )
 def test_what_belongs_beside_weights_is_taken(
