@@ -24,6 +24,7 @@ from sbctl.artifacts.claim import Claim, Owner, fate, is_local, own_identity
 from sbctl.artifacts.prefix_hash import PrefixHash
 from sbctl.artifacts.ranges import Pieces
 from sbctl.base import fs
+from sbctl.base.display import format_bytes
 from sbctl.base.errors import ArtifactError, InputError, SbctlError
 from sbctl.base.limits import MIB
 
@@ -46,7 +47,7 @@ def require_space(directory: Path, need_bytes: int) -> None:
 def _full(directory: Path, need_bytes: int, free: int) -> ArtifactError:
     return ArtifactError(
         "disk.full",
-        f"{need_bytes} bytes are needed here and {free} are free",
+        f"{format_bytes(need_bytes)} are needed here and {format_bytes(free)} are free",
         place=str(directory),
         next_step="free space on this filesystem or choose another cache directory, then run again: what was fetched is kept",
         detail={"need_bytes": need_bytes, "free_bytes": free},
