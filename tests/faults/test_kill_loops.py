@@ -30,6 +30,7 @@ from tests.simulators.kill_loop import (
 from tests.simulators.operator_world import OperatorWorld
 
 SEED = fresh_seed()
+FIRST, STRIDE = every_nth()
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
@@ -116,10 +117,10 @@ def test_B1_sbctl_killed_at_every_step_boundary(loop: KillLoop, operation: Opera
         if earlier == operation:
             break
         loop.bring(earlier)
-    boundary, stride = every_nth()
+    boundary = FIRST
     while loop.play(operation, "sbctl", Moment(boundary=boundary)):
         loop.bring(BACK[operation])
-        boundary += stride
+        boundary += STRIDE
     assert boundary > 20, loop.story()
 
 

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 Operation = Literal["create", "update", "destroy"]
 
 SEED = fresh_seed()
+FIRST, STRIDE = every_nth()
 PROGRAM = "/usr/local/bin/llama-server"
 ENGINES: Final[dict[Operation, int]] = {"create": 1, "update": 2, "destroy": 0}
 ABOUT_BOUNDARIES: Final[dict[Operation, int]] = {"create": 40, "update": 24, "destroy": 26}
@@ -190,11 +191,11 @@ def test_B1_killed_at_every_step_boundary_another_checkout_converges(loop: Loop,
     before: dict[Operation, tuple[Operation, ...]] = {"create": (), "update": ("create",), "destroy": ("create",)}
     for earlier in before[operation]:
         loop.converge(earlier)
-    boundary, stride = every_nth()
+    boundary = FIRST
     while loop.play(operation, boundary=boundary):
         for other in BACK[operation]:
             loop.converge(other)
-        boundary += stride
+        boundary += STRIDE
     assert boundary > 15, loop.story()
 
 

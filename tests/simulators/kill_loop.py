@@ -79,7 +79,7 @@ def fresh_seed() -> int:
 
 
 def every_nth() -> tuple[int, int]:
-    """First and stride of a loop over boundaries: SBCTL_SOAK_PART=2/5 plays 2, 7, 12, …, so that five machines play them all."""
+    """First and stride of a loop over boundaries: SBCTL_SOAK_PART=2/5, read when the module is imported, plays 2, 7, 12, …"""
     part, _, parts = (os.environ.get("SBCTL_SOAK_PART") or "1/1").partition("/")
     return int(part), int(parts)
 
