@@ -362,6 +362,8 @@ def _read(path: Path) -> _Record | None:
 
 
 def _take_line(line: Any, record: _Record, ranges: list[tuple[int, int]]) -> None:
+    if not isinstance(line, dict):
+        raise ValueError("not a line of a journal")
     if "r" in line:
         start, end = line["r"]
         if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= record.total):
@@ -374,6 +376,8 @@ def _take_line(line: Any, record: _Record, ranges: list[tuple[int, int]]) -> Non
         record.ranges[:] = ranges[: line["synced"]]
     elif "released" in line:
         record.released = True
+    else:
+        raise ValueError("not a line of a journal")
 
 
 def _bytes_of(record: _Record) -> int:

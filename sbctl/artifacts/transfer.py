@@ -33,12 +33,13 @@ from sbctl.base.limits import (
 __all__ = ["Transfer", "source_place"]
 
 _TICK_S: Final = 0.25
-_WINDOW_S: Final = 0.4
+_WINDOW_S: Final = 0.25
 _REST_S: Final = 30.0
 _SYNC_EVERY_S: Final = 20.0
 _WRITE_BYTES: Final = 1 * MIB
 _QUEUE_BYTES: Final = 4 * MIB
 _MARK_BYTES: Final = 1 * MIB
+_PIECE_LEAST_BYTES: Final = 1 * MIB
 _UNKNOWN_SIZE_CAP_BYTES: Final = 8 * GIB
 _FAST_ENOUGH_BYTES_PER_S: Final = 256 * MIB
 """One connection that brings so much is not helped by a second."""
@@ -208,13 +209,18 @@ class Transfer:
     async def _ranges(self) -> None:
         """Piece after piece, until none is left or one connection fewer is wanted."""
         while self._active <= self._wanted:
-            lease = self._partial.pieces.take(DOWNLOAD_PIECE_BYTES)
+            lease = self._partial.pieces.take(self._piece_bytes())
             if lease is None:
                 return
             try:
                 await self._range(lease)
             finally:
                 self._partial.pieces.give_back(lease)
+
+    def _piece_bytes(self) -> int:
+        """Smaller towards the end, so that no connection is the last for long."""
+        share = self._partial.pieces.free_bytes // (2 * self._wanted)
+        return min(DOWNLOAD_PIECE_BYTES, max(_PIECE_LEAST_BYTES, share))
 
     async def _range(self, lease: Lease) -> None:
         headers = {"Range": f"bytes={lease.position}-{lease.end - 1}", "If-Range": self._etag}
