@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.formats.content import check_file
 from sbctl.artifacts.locks import hold, locks_work, mutation_lock_path
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
 from sbctl.base import fs
 from sbctl.base.digests import sha256_file
-from sbctl.base.errors import ArtifactError
+from sbctl.base.errors import ArtifactError, RefusedError
 
 __all__ = ["distinct", "publish"]
 
@@ -28,9 +29,12 @@ def distinct(files: Sequence[ArtifactFile]) -> list[ArtifactFile]:
 def publish(cache: ArtifactCache, facts: ArtifactFacts) -> bool:
     """Publish what was fetched into the artifact's partials. False: a blob that was there before has gone meanwhile.
 
-    Raises ArtifactError `artifact.digest_mismatch` when a fetched file changed under us, SbctlError `disk.*`.
+    What the files hold is looked at first: the right digest of something that must not be loaded does not make it loadable. Raises RefusedError
+    `artifact.unsafe_content`; ArtifactError `artifact.header_damaged`, `artifact.wrong_format`, `artifact.digest_mismatch` when a fetched file
+    changed under us; SbctlError `disk.*`.
     """
     partials = cache.partials_path(facts.artifact)
+    _check_contents(cache, facts, partials)
     snapshot = cache.snapshot_path(facts.artifact)
     alone = locks_work(cache.root)
     with hold(mutation_lock_path(cache.root), cache.clock, shared=True):
@@ -52,6 +56,22 @@ def publish(cache: ArtifactCache, facts: ArtifactFacts) -> bool:
     fs.remove_tree(partials)
     cache.note_use(facts.artifact)
     return True
+
+
+def _check_contents(cache: ArtifactCache, facts: ArtifactFacts, partials: Path) -> None:
+    """What is refused is not kept: it will not become better."""
+    for file in facts.files:
+        fetched = partials / file.sha256
+        path = fetched if fetched.is_file() else cache.blob_path(file.sha256)
+        try:
+            check_file(path, file.path, facts.format)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise fs.disk_error(error, path) from error
+        except (RefusedError, ArtifactError):
+            fs.remove_tree(partials)
+            raise
 
 
 def _promote(cache: ArtifactCache, fetched: Path, file: ArtifactFile, *, alone: bool) -> bool:

@@ -108,15 +108,12 @@ def pull_body(rows: Sequence[PullRow], errors: Sequence[PlaceError]) -> dict[str
     }
 
 
-def pull_text(rows: Sequence[PullRow], *, several: bool) -> RenderableType:
-    lines = [Text(safe((f"{row.host}: " if several else "") + _pulled_line(row))) for row in rows]
+def pull_text(rows: Sequence[PullRow], *, several: bool) -> Text:
+    """One line a model, to be copied from; then what the budget took."""
+    lines = [(f"{row.host}: " if several else "") + _pulled_line(row) for row in rows]
     freed = {row.host: row.pulled.collected for row in rows if row.pulled.collected is not None}
-    lines += [
-        Text(safe((f"{host}: " if several else "") + line))
-        for host, one in freed.items()
-        for line in collected_lines(one)
-    ]
-    return Group(*lines) if lines else Text("nothing to pull")
+    lines += [(f"{host}: " if several else "") + line for host, one in freed.items() for line in collected_lines(one)]
+    return Text("\n".join(map(safe, lines)))
 
 
 def _pulled_line(row: PullRow) -> str:

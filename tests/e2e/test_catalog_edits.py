@@ -9,6 +9,7 @@ import pytest
 
 from sbctl.base.digests import sha256_bytes
 from tests.lab.callers import Load
+from tests.simulators.gguf_files import tiny_gguf
 from tests.simulators.operator_world import OperatorWorld
 
 pytestmark = pytest.mark.integration
@@ -41,7 +42,7 @@ def test_entries_are_added_and_changed_under_load_and_only_their_own_deployment_
         _write(world, catalog)
         assert "No changes" in world.sbctl("plan", expect=0).out
 
-        other_bytes = b"GGUF small, again"
+        other_bytes = tiny_gguf(note="small, again")
         (world.root / "small.gguf").write_bytes(other_bytes)
         file = catalog["models"]["small"]["variants"][0]["files"][0]
         file.update(sha256=sha256_bytes(other_bytes), size_bytes=len(other_bytes))

@@ -19,6 +19,7 @@ import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.state.store import StateStore
+from tests.simulators.gguf_files import tiny_gguf
 from tests.simulators.kill_loop import quick_world
 from tests.simulators.operator_world import Done, OperatorWorld
 
@@ -174,7 +175,8 @@ def test_E10_a_host_without_room_for_the_runtime_says_so_and_goes_on_once_there_
 
 def large_model(world: OperatorWorld, size: int) -> None:
     """The second model has so many bytes, and a deployment."""
-    data = os.urandom(size)
+    head = tiny_gguf(note="large")
+    data = head + os.urandom(size - len(head))
     (world.root / "small.gguf").write_bytes(data)
     catalog = json.loads((world.fleet / "models.yaml").read_text())
     (file,) = catalog["models"]["small"]["variants"][0]["files"]

@@ -28,6 +28,7 @@ import psutil
 
 from sbctl.base.digests import sha256_bytes
 from sbctl.node.paths import NodePaths
+from tests.simulators.gguf_files import tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_llama_server.py")
@@ -104,7 +105,7 @@ class OperatorWorld:
     def _write_catalog(self) -> None:
         models = {}
         for name in ("tiny", "small"):
-            data = f"GGUF {name}".encode()
+            data = tiny_gguf(note=name)
             weights = self.root / f"{name}.gguf"
             weights.write_bytes(data)
             variant = {
@@ -308,6 +309,10 @@ class Running:
     def said(self, text: str) -> bool:
         """Whether either stream holds this text by now."""
         return any(text.encode() in path.read_bytes() for path in (self._out, self._err))
+
+    def times_said(self, text: str) -> int:
+        """How often both streams together hold this text by now."""
+        return sum(path.read_bytes().count(text.encode()) for path in (self._out, self._err))
 
     def until_said(self, text: str) -> None:
         def come() -> bool:

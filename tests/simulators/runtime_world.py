@@ -34,6 +34,7 @@ from sbctl.trust.bundle import (
 )
 from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.keys import SigningKey
+from tests.simulators.gguf_files import tiny_gguf
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,8 +43,8 @@ SCOPE = "local"
 
 
 def weights(folder: Path, name: str = "tiny") -> ArtifactFacts:
-    """A file that no engine of ours here reads, and the artifact it is."""
-    data = f"GGUF {name}".encode()
+    """A small file that is GGUF by its header, and the artifact it is."""
+    data = tiny_gguf(note=name)
     source = folder / f"{name}.gguf"
     source.write_bytes(data)
     files = (ArtifactFile(path=source.name, sha256=sha256_bytes(data), size_bytes=len(data)),)

@@ -22,13 +22,13 @@ from tests.simulators.artifact_samples import artifact_of, write_sources
 
 async def test_a_pull_publishes_links_to_read_only_blobs(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"a/w.gguf": b"weights", "config.json": b"{}"})
+    facts = write_sources(tmp_path / "src", {"a/w.weights": b"weights", "config.json": b"{}"})
     result = await pull(cache, facts)
     assert (result.was_present, result.downloaded_bytes) == (False, 0)
     snapshot = cache.require(facts.artifact)
-    assert (snapshot / "a/w.gguf").read_bytes() == b"weights"
+    assert (snapshot / "a/w.weights").read_bytes() == b"weights"
     blob = cache.blob_path(hashlib.sha256(b"weights").hexdigest())
-    assert blob.stat().st_ino == (snapshot / "a/w.gguf").stat().st_ino
+    assert blob.stat().st_ino == (snapshot / "a/w.weights").stat().st_ino
     assert blob.stat().st_mode & 0o777 == 0o444
     assert not list(cache.partials.iterdir())
     assert [entry.state for entry in cache.entries()] == ["ready"]
@@ -37,15 +37,15 @@ async def test_a_pull_publishes_links_to_read_only_blobs(tmp_path: Path) -> None
 
 async def test_a_second_pull_finds_it_without_any_source(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
+    facts = write_sources(tmp_path / "src", {"w.weights": b"weights"})
     await pull(cache, facts)
-    (tmp_path / "src" / "w.gguf").unlink()
+    (tmp_path / "src" / "w.weights").unlink()
     assert (await pull(cache, facts)).was_present
 
 
 async def test_progress_is_of_the_whole_artifact(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"a": b"x" * 10, "w.gguf": b"y" * 30})
+    facts = write_sources(tmp_path / "src", {"a": b"x" * 10, "w.weights": b"y" * 30})
     seen: list[tuple[int, int | None]] = []
     await pull(cache, facts, progress=lambda *at: seen.append(at))
     assert all(total == 40 for _, total in seen)
@@ -53,14 +53,14 @@ async def test_progress_is_of_the_whole_artifact(tmp_path: Path) -> None:
 
 async def test_mirrors_are_tried_after_the_source(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
-    moved = facts.model_copy(update={"source": "file:/nowhere/w.gguf", "mirrors": ("nonsense", facts.source)})
+    facts = write_sources(tmp_path / "src", {"w.weights": b"weights"})
+    moved = facts.model_copy(update={"source": "file:/nowhere/w.weights", "mirrors": ("nonsense", facts.source)})
     assert not (await pull(cache, moved)).was_present
 
 
 async def test_bytes_put_on_the_host_are_published_by_their_digest(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = artifact_of({"w.gguf": b"weights"}, "hf:No/Where")
+    facts = artifact_of({"w.weights": b"weights"}, "hf:No/Where")
     put = tmp_path / "put"
     put.write_bytes(b"weights")
     result = await import_files(cache, facts, {facts.files[0].sha256: put})
@@ -70,7 +70,7 @@ async def test_bytes_put_on_the_host_are_published_by_their_digest(tmp_path: Pat
     put.unlink()
     assert cache.verify(facts.artifact).is_good
     put.write_bytes(b"garbage")
-    other = artifact_of({"v.gguf": b"others!"}, "hf:No/Where")
+    other = artifact_of({"v.weights": b"others!"}, "hf:No/Where")
     with pytest.raises(ArtifactError) as caught:
         await import_files(cache, other, {other.files[0].sha256: put})
     assert caught.value.code == "artifact.digest_mismatch"
@@ -81,9 +81,9 @@ async def test_bytes_put_on_the_host_are_published_by_their_digest(tmp_path: Pat
 
 async def test_a_touched_file_is_read_once_and_sealed_again(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
+    facts = write_sources(tmp_path / "src", {"w.weights": b"weights"})
     await pull(cache, facts)
-    os.utime(cache.snapshot_path(facts.artifact) / "w.gguf", ns=(1, 1))
+    os.utime(cache.snapshot_path(facts.artifact) / "w.weights", ns=(1, 1))
     entry = cache.entry(facts.artifact)
     assert entry is not None
     assert entry.state == "corrupt"
@@ -95,8 +95,8 @@ async def test_a_touched_file_is_read_once_and_sealed_again(tmp_path: Path) -> N
 
 async def test_removing_keeps_what_others_share(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    first = write_sources(tmp_path / "1", {"w.gguf": b"one", "shared.json": b"shared"})
-    second = write_sources(tmp_path / "2", {"v.gguf": b"two!", "shared.json": b"shared"})
+    first = write_sources(tmp_path / "1", {"w.weights": b"one", "shared.txt": b"shared"})
+    second = write_sources(tmp_path / "2", {"v.weights": b"two!", "shared.txt": b"shared"})
     await pull(cache, first)
     await pull(cache, second)
     removal = cache.remove(first.artifact)
@@ -109,7 +109,7 @@ async def test_removing_keeps_what_others_share(tmp_path: Path) -> None:
 
 async def test_a_leased_artifact_is_not_removed(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
+    facts = write_sources(tmp_path / "src", {"w.weights": b"weights"})
     await pull(cache, facts)
     first, second = cache.lease(facts.artifact), cache.lease(facts.artifact)
     first.release()
@@ -128,7 +128,7 @@ def test_removing_from_a_cache_that_is_not_there_creates_nothing(tmp_path: Path)
 
 async def test_an_empty_cache_can_be_taken_away_and_a_full_one_cannot(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
+    facts = write_sources(tmp_path / "src", {"w.weights": b"weights"})
     await pull(cache, facts)
     assert not cache.dismantle_if_empty()
     cache.require(facts.artifact)
@@ -143,7 +143,7 @@ async def test_an_empty_cache_can_be_taken_away_and_a_full_one_cannot(tmp_path: 
 
 async def test_a_damaged_manifest_is_corrupt_and_repaired_by_a_pull(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path / "cache")
-    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
+    facts = write_sources(tmp_path / "src", {"w.weights": b"weights"})
     await pull(cache, facts)
     manifest = cache.snapshot_path(facts.artifact) / "artifact.json"
     good = json.loads(manifest.read_bytes())
@@ -160,11 +160,11 @@ async def test_a_damaged_manifest_is_corrupt_and_repaired_by_a_pull(tmp_path: Pa
 @pytest.mark.parametrize(
     "files",
     [
-        {"../w.gguf": b"x"},
-        {"/w.gguf": b"x"},
-        {"a/./w.gguf": b"x"},
+        {"../w.weights": b"x"},
+        {"/w.weights": b"x"},
+        {"a/./w.weights": b"x"},
         {"artifact.json": b"x"},
-        {"w.gguf": b"x", "W.gguf": b"y"},
+        {"w.weights": b"x", "W.weights": b"y"},
     ],
 )
 async def test_unsafe_paths_are_never_stored(tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -174,7 +174,7 @@ async def test_unsafe_paths_are_never_stored(tmp_path: Path, files: dict[str, by
 
 
 async def test_a_name_that_does_not_belong_to_the_files_is_refused(tmp_path: Path) -> None:
-    facts = artifact_of({"w.gguf": b"x"}, "file:/x").model_copy(update={"artifact": "0" * 64})
+    facts = artifact_of({"w.weights": b"x"}, "file:/x").model_copy(update={"artifact": "0" * 64})
     with pytest.raises(InputError):
         await pull(ArtifactCache(tmp_path / "cache"), facts)
 
@@ -202,7 +202,7 @@ class SharedCache(RuleBasedStateMachine):
     def pull(self, picks: set[int]) -> None:
         import asyncio
 
-        files = {f"{number}.gguf": self.CONTENTS[number] for number in picks}
+        files = {f"{number}.weights": self.CONTENTS[number] for number in picks}
         facts = write_sources(self.root / "src" / "-".join(map(str, sorted(picks))), files)
         asyncio.run(pull(self.cache, facts))
         self.facts[facts.artifact] = facts
@@ -235,7 +235,7 @@ class SharedCache(RuleBasedStateMachine):
             blob.chmod(0o600)
             blob.write_bytes(bytes(reversed(self.CONTENTS[number])))
             for artifact in list(self.facts):
-                if any(file.path == f"{number}.gguf" for file in self.facts[artifact].files):
+                if any(file.path == f"{number}.weights" for file in self.facts[artifact].files):
                     with pytest.raises(ArtifactError):
                         self.cache.require(artifact)
                     del self.facts[artifact]
@@ -263,7 +263,7 @@ def _pull_in_a_process(root: str, source: str, results: multiprocessing.SimpleQu
 
 def test_the_artifact_id_is_of_the_content_alone() -> None:
     files = (
-        ArtifactFile(path="w.gguf", sha256="1" * 64, size_bytes=1),
+        ArtifactFile(path="w.weights", sha256="1" * 64, size_bytes=1),
         ArtifactFile(path="a", sha256="2" * 64, size_bytes=1),
     )
     assert artifact_id("gguf", files) == artifact_id("gguf", files[::-1])

@@ -104,13 +104,13 @@ async def test_artifacts_are_listed_where_the_configuration_says(context: NodeCo
     config = RuntimeConfig(lineage="L", host="h", cache_directory=str(tmp_path / "models"))
     context.paths.runtime_config.write_bytes(canonical_json(config.model_dump(mode="json")))
     cache = ArtifactCache(tmp_path / "models")
-    facts = write_sources(tmp_path / "src", {"w.gguf": b"weights"})
+    facts = write_sources(tmp_path / "src", {"w.weights": b"weights"})
     await pull(cache, facts)
     [artifact] = take_snapshot(context).artifacts
     assert (artifact.artifact, artifact.state, artifact.size_bytes) == (facts.artifact, "ready", 7)
-    (cache.snapshot_path(facts.artifact) / "w.gguf").unlink()
+    (cache.snapshot_path(facts.artifact) / "w.weights").unlink()
     [artifact] = take_snapshot(context).artifacts
-    assert (artifact.state, artifact.reason) == ("corrupt", "w.gguf is missing")
+    assert (artifact.state, artifact.reason) == ("corrupt", "w.weights is missing")
 
 
 def test_engines_of_ours_and_on_path(context: NodeContext, tmp_path: Path) -> None:
