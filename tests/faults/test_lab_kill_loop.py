@@ -1,4 +1,5 @@
-"""B1, E over a real host and a shared state: sbctl dies at a step boundary, the link breaks at some byte, and another checkout goes on.
+"""B1, E over a real host and a shared state: sbctl dies at a step boundary, the link breaks at some byte, the host loses its power,
+and another checkout goes on.
 
     round = operation: killed at a boundary ► another checkout, link cut at a random byte ► a third checkout converges
     afterwards: plan and drift agree, one runtime, the engines asked for, nothing temporary; after a removal nothing at all
@@ -22,7 +23,7 @@ import pytest
 from tests.lab.fixture import Lab, LabHost
 from tests.simulators.cut_link import CutLink, cut_link
 from tests.simulators.kill_loop import every_nth, fresh_seed
-from tests.simulators.operator_world import FAKE, Done, OperatorWorld, new_world
+from tests.simulators.operator_world import FAKE, Done, OperatorWorld, new_world, until
 from tests.simulators.state_server import StateServer, serving
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -37,6 +38,9 @@ ABOUT_BOUNDARIES: Final[dict[Operation, int]] = {"create": 40, "update": 24, "de
 ABOUT_BYTES: Final[dict[Operation, int]] = {"create": 20_000_000, "update": 150_000, "destroy": 100_000}
 BACK: Final[dict[Operation, tuple[Operation, ...]]] = {
     "create": ("destroy",), "update": ("destroy", "create"), "destroy": ("create",),
+}  # fmt: skip
+BEFORE: Final[dict[Operation, tuple[Operation, ...]]] = {
+    "create": (), "update": ("create",), "destroy": ("create",),
 }  # fmt: skip
 FIND: Final = "find / -xdev -name '*sbctl*' -not -path '/proc/*'"
 
@@ -54,8 +58,8 @@ def host(lab: Lab) -> Iterator[LabHost]:
 class Loop:
     """One host behind a link that can be cut, and as many checkouts as there were accidents."""
 
-    def __init__(self, world: OperatorWorld, host: LabHost, link: CutLink, server: StateServer) -> None:
-        self.world, self.host, self.link, self.server = world, host, link, server
+    def __init__(self, world: OperatorWorld, lab: Lab, host: LabHost, link: CutLink, server: StateServer) -> None:
+        self.world, self.lab, self.host, self.link, self.server = world, lab, host, link, server
         self.before = self.paths()
         self.told = [f"seed {SEED}"]
         self.kills = self.cuts = self._checkouts = 0
@@ -71,14 +75,23 @@ class Loop:
         """Every path of the host with our name in it."""
         return set(self.host.ssh(FIND).splitlines())
 
-    def play(self, operation: Operation, *, boundary: int | None = None, cut_bytes: int | None = None) -> bool:
-        """False: the operation ended before the boundary and the cut."""
+    def play(
+        self,
+        operation: Operation,
+        *,
+        boundary: int | None = None,
+        cut_bytes: int | None = None,
+        dark_at: int | None = None,
+    ) -> bool:
+        """False: the operation ended before the boundary, the cut and the step that begins or ends when the host's power goes."""
         self.world.config = copy.deepcopy(self.changed if operation == "update" else self.base)
         struck = False
         if boundary is not None:
             struck = self._killed(operation, boundary)
         if cut_bytes is not None:
             struck = self._cut(operation, cut_bytes) or struck
+        if dark_at is not None:
+            struck = self._dark(operation, dark_at) or struck
         self.converge(operation)
         return struck
 
@@ -108,9 +121,25 @@ class Loop:
         self.another_checkout()
         return was_cut
 
+    def _dark(self, operation: Operation, number: int) -> bool:
+        command = self.world.start(*_arguments(operation), "--format", "json")
+        until(lambda: command.times_said('"step_') >= number or command.process.poll() is not None, "a step", 400)
+        goes = command.process.poll() is None
+        if goes:
+            self.lab.kill(self.host)
+        done = command.finish(400)
+        if goes:
+            self.lab.start(self.host)
+        self.told.append(
+            f"{operation}: ended with {done.code}, the power {'lost' if goes else 'kept'} at step event {number}"
+        )
+        assert done.code in ((0, 1, 7) if goes else (0,)), self.story(done)
+        assert not any(word in done.text for word in ("Traceback", "internal.error")), self.story(done)
+        self.another_checkout()
+        return goes
+
     def _run(self, operation: Operation, env: dict[str, str]) -> Done:
-        command = "destroy" if operation == "destroy" else "apply"
-        return self.world.sbctl(command, "--yes", "--lock-timeout", "120", env=env)
+        return self.world.sbctl(*_arguments(operation), env=env)
 
     def another_checkout(self) -> None:
         """What `git clone` gives; a lock that the dead left on the server is taken by the id it names."""
@@ -150,6 +179,10 @@ class Loop:
         return "\n".join(self.told) + said
 
 
+def _arguments(operation: Operation) -> tuple[str, ...]:
+    return ("destroy" if operation == "destroy" else "apply", "--yes", "--lock-timeout", "120")
+
+
 @pytest.fixture
 def loop(host: LabHost, lab: Lab) -> Iterator[Loop]:
     with serving(gitlab=False) as server, cut_link(host.address) as link, new_world() as world:
@@ -166,7 +199,7 @@ def loop(host: LabHost, lab: Lab) -> Iterator[Loop]:
             },
         }
         world.config["proxy"]["model_host"]["engines"] = {"llama_cpp": {"launch": "binary", "path": PROGRAM}}
-        yield Loop(world, host, link, server)
+        yield Loop(world, lab, host, link, server)
         lab.pristine(host)
 
 
@@ -188,8 +221,7 @@ def test_B1_killed_and_cut_anywhere_another_checkout_converges_without_a_duplica
 @pytest.mark.timeout(14400)
 @pytest.mark.parametrize("operation", BACK)
 def test_B1_killed_at_every_step_boundary_another_checkout_converges(loop: Loop, operation: Operation) -> None:
-    before: dict[Operation, tuple[Operation, ...]] = {"create": (), "update": ("create",), "destroy": ("create",)}
-    for earlier in before[operation]:
+    for earlier in BEFORE[operation]:
         loop.converge(earlier)
     boundary = FIRST
     while loop.play(operation, boundary=boundary):
@@ -197,6 +229,20 @@ def test_B1_killed_at_every_step_boundary_another_checkout_converges(loop: Loop,
             loop.converge(other)
         boundary += STRIDE
     assert boundary > 15, loop.story()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14400)
+@pytest.mark.parametrize("operation", BACK)
+def test_D_the_power_lost_at_every_begin_and_end_of_a_step(loop: Loop, operation: Operation) -> None:
+    for earlier in BEFORE[operation]:
+        loop.converge(earlier)
+    number = FIRST
+    while loop.play(operation, dark_at=number):
+        for other in BACK[operation]:
+            loop.converge(other)
+        number += STRIDE
+    assert number > 3, loop.story()
 
 
 @pytest.mark.soak
