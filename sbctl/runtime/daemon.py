@@ -40,6 +40,7 @@ from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.listeners import Listener
+from sbctl.runtime.locked_models import refuse_drifted_models
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.node_provisioner import NodeProvisioner
@@ -266,6 +267,7 @@ def run_serve(argv: list[str]) -> int:
     """Serve until told to stop; 0 after a clean stop. Raises SbctlError when it cannot begin."""
     parser = argparse.ArgumentParser(prog="sbctl-runtime serve", exit_on_error=False)
     parser.add_argument("--config", type=Path, default=None, help="started by hand: read this file, take no bundle")
+    parser.add_argument("--locked", action="store_true", help="refuse models that are not as the lockfile has them")
     parsed = parser.parse_args(argv)
     os.umask(0o077)
     configure_logging()
@@ -275,6 +277,8 @@ def run_serve(argv: list[str]) -> int:
     lock = _lock(paths)
     try:
         settings = load_settings(paths, parsed.config)
+        if parsed.locked:
+            refuse_drifted_models(settings, parsed.config)
         asyncio.run(Daemon(settings, Notifier(os.environ), handed_over).serve())
     finally:
         lock.release()

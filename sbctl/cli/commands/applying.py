@@ -68,6 +68,9 @@ def apply(
     accept_blockers: Annotated[
         bool, typer.Option("--accept-blockers", help="Begin although doctor names blockers on hosts that would change.")
     ] = False,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Refuse (exit 4) models that are not as sbproxy-models.lock has them.")
+    ] = False,
 ) -> int:
     """Plan, ask, and make it so. With PLAN: exactly the saved plan, without asking, or exit 5 when anything moved."""
     from sbctl.cli.applying import ApplyRequest, open_saved_plan
@@ -81,6 +84,10 @@ def apply(
         from sbctl.cli.packing import open_for
 
         workspace = open_for(workspace, from_pack, accept_unsigned=unsigned)
+    if locked:
+        from sbctl.cli.models_lock import lock_path, refuse_unlocked
+
+        refuse_unlocked(workspace.loaded, lock_path(file))
     if plan_file is None:
         request = PlanRequest(
             mode="apply",
