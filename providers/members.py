@@ -76,7 +76,11 @@ class MemberCompiler:
         member = self._origins.get(id(origin))
         if member is None:
             routes = {route.model: route.deployment for route in origin.routes}
-            member = _member(OriginMember(models=routes, default_model=origin.default_model).model_dump_json())
+            member = _member(
+                OriginMember(
+                    models=routes, default_model=origin.default_model, force_ssl=origin.force_ssl
+                ).model_dump_json()
+            )
             self._origins[id(origin)] = member
             self._held.append(origin)
         return member

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from providers.comparison import result_of
+from providers.runtime.certificate import send_certificate
 from providers.runtime_wheels import install_runtime
 from sbctl.base.digests import canonical_json, fingerprint
 from sbctl.base.secret import Secret
@@ -26,6 +27,8 @@ def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
             return install_runtime(step.params, context, deadline_s=step.deadline_s)
         case Method.RUNTIME_ACTIVATE:
             return _activate(step, context)
+        case Method.RUNTIME_CERTIFICATE:
+            return send_certificate(step, context)
         case _:
             remove = RuntimeRemove(lineage=step.params["lineage"])
             return _call(step, context, remove.model_dump(mode="json"), {})
@@ -65,4 +68,5 @@ def record(desired: Desired, results: Mapping[str, Mapping[str, Any]]) -> Mappin
         "config_sha256": fingerprint(config),
         "trust_digest": fingerprint({"schema_version": 1, "lineage": config["lineage"], **trust}),
         "supervision": answer.get("supervision"),
+        "certificate": None if desired.spec["tls"] is None else desired.spec["tls"]["certificate"]["fingerprint"],
     }

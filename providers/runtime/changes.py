@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from providers.comparison import Blocked, Call, Comparison, Downtime, gone_leaves, new_leaves
+from providers.runtime.certificate import certificate_call, certificate_drift, only_certificate, used_drift
 from providers.runtime.spec import fields_for_reader
 from providers.runtime_wheels import delivery_problem, install_call, runs_on
 from providers.standalone_python import standalone_label
@@ -20,7 +21,9 @@ __all__ = ["diff"]
 
 _ACTIVATE_DEADLINE_S: Final = 600.0
 """Stop, start, prove, and all of it once more for the old one when the new one does not."""
-_PORTS: Final = frozenset({"http_bind_address", "http_bind_port", "admin_enabled", "admin_bind", "admin_port"})
+_PORTS: Final = frozenset(
+    {"http_bind_address", "http_bind_port", "https_bind_port", "admin_enabled", "admin_bind", "admin_port"}
+)
 _FILES: Final[Mapping[str, tuple[str, str]]] = {
     "unit_sha256": ("unit", "the unit on the host is not the one that was written"),
     "config_sha256": ("configuration", "the configuration on the host is not the one that was written"),
@@ -62,13 +65,15 @@ def _created(comparison: Comparison, desired: Desired) -> Change:
 
 def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Change:
     leaves = () if desired.fingerprint == recorded.fingerprint else _differences(recorded.spec, desired.spec)
-    drift = tuple(_drift(comparison.observed.decisive, recorded))
+    drift = (*_drift(comparison.observed.decisive, recorded), *used_drift(comparison, recorded))
     if not leaves and not drift:
         return comparison.unchanged()
     down = not comparison.observed.decisive["running"]
     action: Action = "update"
     title = "start the runtime" if down else "activate the new configuration" if leaves else "repair the runtime"
     radius = action_radius("runtime", action, (*leaves, *drift))
+    if not down and only_certificate((*leaves, *drift), desired):
+        return _certificate_changed(comparison, desired, leaves, drift)
     return comparison.change(
         action,
         "sb.yml asks for something else" if leaves else drift[0].reason,
@@ -79,6 +84,21 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
         notes=_reboot_note(comparison),
         drifted=bool(drift),
         blocked=_cache_in_use(comparison, leaves) or delivery_problem(comparison, desired.spec),
+    )
+
+
+def _certificate_changed(
+    comparison: Comparison, desired: Desired, leaves: tuple[Leaf, ...], drift: tuple[Leaf, ...]
+) -> Change:
+    call = certificate_call(desired)
+    return comparison.change(
+        "update",
+        "another public certificate" if leaves else drift[0].reason,
+        calls=[] if call is None else [call],
+        leaves=(*leaves, *drift),
+        blast_radius=action_radius("runtime", "update", (*leaves, *drift)),
+        notes=("shown from the next handshake on; no restart, and open connections go on",),
+        drifted=bool(drift),
     )
 
 
@@ -97,6 +117,7 @@ def _drift(decisive: Mapping[str, Any], recorded: Recorded) -> Iterator[Leaf]:
         wanted, found = recorded.record.get(digest), decisive[digest]
         if wanted is not None and found != wanted:
             yield Leaf(name, "missing" if found is None else f"edited ({found[:12]})", wanted[:12], reason)
+    yield from certificate_drift(decisive, recorded)
     if not decisive["running"]:
         yield Leaf("running", False, True, "the runtime does not run")
         return
@@ -121,6 +142,9 @@ def _activation(comparison: Comparison, desired: Desired, title: str, *, downtim
     calls: list[Call] = []
     if not comparison.bootstrapped or not runs_on(comparison.snapshot.runtime, version, desired.spec.get("standalone")):
         calls.append(install_call(version, desired.spec))
+    certificate = certificate_call(desired)
+    if certificate is not None:
+        calls.append(certificate)
     params = {name: desired.spec[name] for name in ("version", "config", "trust", "admin_password")}
     calls.append(
         Call(

@@ -23,12 +23,15 @@ def interpret(snapshot: NodeSnapshot | None) -> Observed:
         "running": state.running,
         "healthy": state.healthy,
         "started_by_hand": state.started_by_hand,
+        "certificate": None if state.tls is None or state.tls.followed else state.tls.installed,
     }
     informative = {
         "installed_versions": list(state.installed_versions),
         "supervision": state.supervision,
         "pid": state.pid,
         "http_url": state.http_url,
+        "https_url": state.https_url,
+        "certificate_used": None if state.tls is None else state.tls.used,
         "admin_url": state.admin_url,
     }
     return observation(snapshot, present=_exists(state), decisive=decisive, informative=informative)

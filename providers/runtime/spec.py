@@ -11,10 +11,10 @@ from sbctl import __version__
 from sbctl.base.ids import Address
 from sbctl.base.limits import GIB
 from sbctl.base.truths import Desired
-from sbctl.config.compiled import CompiledConfig, CompiledHost
+from sbctl.config.compiled import CompiledConfig, CompiledHost, CompiledTls
 from sbctl.node.messages import RuntimeConfig
 
-__all__ = ["desired", "fields_for_reader", "restored", "runtime_config"]
+__all__ = ["certificate_fields", "desired", "fields_for_reader", "restored", "runtime_config"]
 
 _IDENTITY = ("schema_version", "lineage", "host")
 """Fields of the configuration that are the host's own and never differ between two versions of a spec."""
@@ -24,12 +24,16 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
     """What the host's `runtime.json` will say, in full: a field that sb.yml leaves out has its default written out."""
     proxy, model_host = host.proxy, host.model_host
     budget_gib = model_host.cache.budget_gib
+    node_files = None if host.tls is None else host.tls.node_files
     return RuntimeConfig(
         lineage=config.lineage,
         host=host.name,
         labels=dict(host.labels),
         http_bind_address=proxy.bind_address,
         http_bind_port=proxy.http_bind_port,
+        https_bind_port=proxy.https_bind_port,
+        tls_cert_file=None if node_files is None else node_files[0],
+        tls_key_file=None if node_files is None else node_files[1],
         admin_enabled=proxy.admin.enabled,
         admin_bind=proxy.admin.bind,
         admin_port=proxy.admin.port,
@@ -47,6 +51,17 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
     )
 
 
+def _tls(tls: CompiledTls | None) -> dict[str, Any] | None:
+    """The certificate that is sent, and where both files come from; None without one. Of the key nothing: the certificate holds its public half."""
+    if tls is None or tls.certificate is None:
+        return None
+    return {
+        "certificate": tls.certificate.document(),
+        "certificate_reference": tls.certificate_reference,
+        "key_reference": tls.key_reference,
+    }
+
+
 def desired(config: CompiledConfig) -> Iterator[Desired]:
     signers = dict(config.signers or {})
     for host in config.hosts.values():
@@ -57,6 +72,7 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             "standalone": standalone_spec(host),
             "config": runtime_config(config, host).model_dump(mode="json"),
             "trust": {"signers": signers, "key_epoch": config.key_epoch},
+            "tls": _tls(host.tls),
             "admin_password": None
             if password is None
             else {"reference": password.reference, "fingerprint": password.fingerprint},
@@ -72,24 +88,44 @@ def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: value for name, value in spec["config"].items() if name not in _IDENTITY}
     password = spec["admin_password"]
     python = standalone_label(spec.get("standalone"))
+    certificate = certificate_fields(spec)
     return {
         "version": spec["version"],
         **({} if python is None else {"python": python}),
         **fields,
+        **({} if certificate is None else {"certificate": certificate}),
         "signers": spec["trust"]["signers"],
         "key_epoch": spec["trust"]["key_epoch"],
         "admin_password": None if password is None else password["fingerprint"] or password["reference"],
     }
 
 
+def certificate_fields(spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a client sees of the public certificate. Where its files come from matters when they are sent, and is not compared."""
+    tls = spec.get("tls")
+    if tls is None:
+        return None
+    certificate = tls["certificate"]
+    return {
+        **{name: certificate[name] for name in ("subject", "names", "issuer", "not_after")},
+        "key": certificate["key_kind"],
+        "fingerprint": certificate["fingerprint"][:32],
+        "chain": [fingerprint[:16] for fingerprint in certificate["chain"]],
+    }
+
+
 def restored(snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any]) -> Mapping[str, Any]:
     """A rollback keeps today's signers: what was revoked since stays revoked, and who was added can still sign.
 
-    An old password cannot come back either: its reference is resolved today, so an old fingerprint would be a lie.
+    An old password cannot come back either: its reference is resolved today, so an old fingerprint would be a lie. Nor can an old public
+    certificate, for the same reason: where there was one, today's stays.
     """
+    tls = snapshot_spec.get("tls")
+    if tls is not None and recorded_spec.get("tls") is not None:
+        tls = recorded_spec["tls"]
     password = snapshot_spec["admin_password"]
     today = recorded_spec["admin_password"]
     if password is not None:
         same = today is not None and today["reference"] == password["reference"]
         password = today if same else {**password, "fingerprint": None}
-    return {**snapshot_spec, "trust": recorded_spec["trust"], "admin_password": password}
+    return {**snapshot_spec, "trust": recorded_spec["trust"], "admin_password": password, "tls": tls}

@@ -259,6 +259,7 @@ HTTP_STATUS = _HttpTable(
         "context_length_exceeded": 400,
         "modality_mismatch": 400,
         "bad_host": 403,
+        "https_required": 403,
         "model_not_allowed": 403,
         "cross_site_refused": 403,
         "authority_read_only": 403,

@@ -19,7 +19,7 @@ from sbctl.config.fields import Place, children_of, type_in_words
 from sbctl.config.file_model import SbFile
 from sbctl.config.including import read_config
 from sbctl.config.interpolate import Variables, expanded
-from sbctl.config.planes import ACCESS, REFUSED, foreign_names
+from sbctl.config.planes import ACCESS, foreign_names
 
 __all__ = [
     "Explanation",
@@ -204,8 +204,6 @@ def _foreign(field: str, pattern: str, document: Document | None) -> Explanation
     about = (
         "A block of SBproxy that restricts access. sbctl does not enforce it, so it is an error until fleet.accept_unenforced lists it."
         if restricts
-        else "A field of SBproxy for TLS on the API, which is an error in this version of sbctl: bind to loopback behind a proxy that ends TLS."
-        if pattern in REFUSED
         else "A block of another plane of SBproxy: kept in the file, and not managed by sbctl."
     )
     parts = tuple(None if part == "*" else part for part in pattern.split("."))

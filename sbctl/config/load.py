@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 
 from sbctl import __version__
+from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.config.compile import Compilation
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.diagnose import Checked, Report, report_expansion, validated
@@ -30,14 +31,15 @@ def load(
     environ: Mapping[str, str],
     keyed: Callable[[bytes], str] | None = None,
     require_pins: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> CompiledConfig:
     """Read and compile sb.yml.
 
     `environ` feeds `${…}` and `env:`; `keyed` turns a secret into the fingerprint that plans keep (16 hex), None leaves them out.
-    Without `require_pins` a host may lack a pinned key: for who lists hosts or pins them, never for who connects.
+    `clock` judges certificates. Without `require_pins` a host may lack a pinned key: for who lists hosts or pins them, never for who connects.
     Raises InputError `file.*`, ConfigError with every finding of the file, RefusedError `config.open_endpoint`.
     """
-    return load_document(read_config(path), environ=environ, keyed=keyed, require_pins=require_pins)
+    return load_document(read_config(path), environ=environ, keyed=keyed, require_pins=require_pins, clock=clock)
 
 
 def load_document(
@@ -46,6 +48,7 @@ def load_document(
     environ: Mapping[str, str],
     keyed: Callable[[bytes], str] | None = None,
     require_pins: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> CompiledConfig:
     """`load` for a document that was read already."""
     report = Report()
@@ -62,7 +65,7 @@ def load_document(
         if "fleet" in document.value
         else Checked(FleetModel.model_construct(), whole=True)
     )
-    return Compilation(document, report, environ, keyed, require_pins).run(shape, fleet)
+    return Compilation(document, report, environ, keyed, require_pins, clock).run(shape, fleet)
 
 
 def _top_level(report: Report, document: Document, environ: Mapping[str, str]) -> FileShape:

@@ -41,6 +41,7 @@ def served_meaning(
             "origins": {
                 name: {
                     "default": each.default_model,
+                    "force_ssl": each.force_ssl,
                     "routes": {route.model: route.deployment for route in each.routes},
                 }
                 for name, each in origins.items()
@@ -57,12 +58,14 @@ def keys_meaning(api_keys: Mapping[str, ApiKeyEntry]) -> dict[str, Any]:
 def host_meaning(host: CompiledHost, served: str) -> dict[str, Any]:
     """One host; `served` is the digest of what it serves."""
     password, connection = host.admin_password, host.connection
+    certificate = None if host.tls is None or host.tls.certificate is None else host.tls.certificate.fingerprint
     return {
         "connection": asdict(connection),
         "roles": sorted(host.roles),
         "labels": dict(host.labels),
         "served": served,
         "admin_password": None if password is None else [password.reference, password.fingerprint],
+        "certificate": certificate,
         "delivery": host.delivery,
         "python": host.python if host.standalone is None else {"standalone": host.standalone.sha256},
         "keep_weights": host.keep_weights,

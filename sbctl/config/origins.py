@@ -118,3 +118,7 @@ class OriginModel(Block):
     noun: ClassVar[str] = "an origin"
 
     action: Action = Field(description="What the hostname does.")
+    force_ssl: bool = Field(
+        default=False,
+        description="Answer this hostname over https alone: plain requests are led there, and refused where they carry a key. Needs proxy.https_bind_port.",
+    )

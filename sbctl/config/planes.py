@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sbctl.config.document import Path
 
-__all__ = ["ACCESS", "FOREIGN", "REFUSED", "Foreign", "accepts", "foreign_names", "patterns", "without_foreign"]
+__all__ = ["ACCESS", "FOREIGN", "Foreign", "accepts", "foreign_names", "patterns", "without_foreign"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -26,14 +26,14 @@ FOREIGN: Final[Mapping[str, frozenset[str]]] = {
         source extensions access_log agent_classes rate_limits audit egress session_ledger request_events events flags update
     """),
     "proxy": _names("""
-        zone http2_cleartext https_bind_port tls_cert_file tls_key_file acme http3 metrics observability alerting config_authority secrets
+        zone http2_cleartext acme http3 metrics observability alerting config_authority secrets
         key_management l2_cache_settings cache_reserve response_cache_store compression_state config_history messenger_settings
         trusted_proxies correlation_id mtls ai_providers_file device_parser_file synthetic_probe scripting extensions
         http_client_timeouts web_bot_auth attestation tenants credentials payments
     """),
     "origins.*": _names("""
         tenant_id credentials authentication auth policies transforms filters request_modifiers response_modifiers cors hsts compression
-        session session_config properties sessions user force_ssl allowed_methods forward_rules fallback_origin response_cache variables
+        session session_config properties sessions user allowed_methods forward_rules fallback_origin response_cache variables
         on_request on_response bot_detection threat_protection error_pages problem_details proxy_status deprecation traffic_capture mirror
         message_signatures olp web_bot_auth_publish idempotency connection_pool timeouts extensions expose_openapi stream_safety
         default_content_shape content_signal token_bytes_ratio agent_skills agents_md ai_txt agents_json outbound_credential
@@ -57,7 +57,7 @@ FOREIGN: Final[Mapping[str, frozenset[str]]] = {
 ACCESS: Final[frozenset[str]] = _names("""
     rate_limits
     proxy.key_management proxy.mtls proxy.tenants proxy.credentials proxy.payments
-    origins.*.authentication origins.*.auth origins.*.credentials origins.*.policies origins.*.filters origins.*.force_ssl
+    origins.*.authentication origins.*.auth origins.*.credentials origins.*.policies origins.*.filters
     origins.*.allowed_methods origins.*.bot_detection origins.*.threat_protection origins.*.message_signatures origins.*.stream_safety
     origins.*.ip_filter origins.*.ip_filtering
     origins.*.action.guardrails origins.*.action.allowed_models origins.*.action.blocked_models origins.*.action.budget
@@ -67,9 +67,6 @@ ACCESS: Final[frozenset[str]] = _names("""
     origins.*.action.providers.*.bedrock_guardrail origins.*.action.providers.*.enabled
 """)
 """Blocks that restrict access or use."""
-
-REFUSED: Final[frozenset[str]] = _names("proxy.https_bind_port proxy.tls_cert_file proxy.tls_key_file")
-"""Fields that are errors by themselves (`sbctl.config.availability`): who asks for TLS must not be served in the clear."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from sbctl.base.field_types import Block
 from sbctl.config.explain import bounds_in_words, field_lines
 from sbctl.config.fields import Place, blocks_of, children_of
 from sbctl.config.file_model import SbFile
-from sbctl.config.planes import ACCESS, REFUSED, patterns
+from sbctl.config.planes import ACCESS, patterns
 
 __all__ = ["reference_markdown"]
 
@@ -72,15 +72,12 @@ def _cell(text: str) -> str:
 
 def _foreign_section() -> str:
     listed = sorted(patterns())
-    open_blocks = ", ".join(f"`{name}`" for name in listed if name not in ACCESS and name not in REFUSED)
-    refused = ", ".join(f"`{name}`" for name in listed if name in REFUSED)
+    open_blocks = ", ".join(f"`{name}`" for name in listed if name not in ACCESS)
     closed = ", ".join(f"`{name}`" for name in listed if name in ACCESS)
     return (
         "## Blocks of SBproxy's other planes\n\n"
         "An SBproxy `sb.yml` is valid as it is. These blocks are kept and named once as not managed:\n\n"
         f"{open_blocks}\n\n"
         "These restrict access; each is an error until `fleet.accept_unenforced` lists it:\n\n"
-        f"{closed}\n\n"
-        "These ask for TLS on the API, which is not in this version; each is an error:\n\n"
-        f"{refused}\n"
+        f"{closed}\n"
     )

@@ -23,7 +23,7 @@ from sbctl.base.fs import write_atomic
 from sbctl.base.resources import data_path
 from sbctl.catalog.models import CatalogDocument
 from sbctl.config.file_model import SbFile
-from sbctl.config.planes import ACCESS, FOREIGN, REFUSED
+from sbctl.config.planes import ACCESS, FOREIGN
 
 __all__ = ["SCHEMA_FILES", "drifted", "main", "schema_for"]
 
@@ -98,8 +98,6 @@ def _sb_schema() -> Schema:
             note = (
                 "restricts access: an error until fleet.accept_unenforced lists it"
                 if pattern in ACCESS
-                else "TLS on the API, an error in this version of sbctl"
-                if pattern in REFUSED
                 else "kept, not managed by sbctl"
             )
             target["properties"].setdefault(name, {"description": f"SBproxy; {note}."})

@@ -13,7 +13,7 @@ from sbctl.config.diagnose import Report
 from sbctl.config.document import Path
 from sbctl.config.layers import View
 from sbctl.config.origins import OtherActionModel, provider_form
-from sbctl.config.planes import REFUSED, Foreign, accepts, without_foreign
+from sbctl.config.planes import Foreign, accepts, without_foreign
 
 __all__ = ["Served", "report_foreign", "served_origins"]
 
@@ -81,8 +81,6 @@ def report_foreign(report: Report, view: View, root: str, found: Iterable[Foreig
     """Name blocks of other planes. Paths of `found` are relative to `root`, which `view` shows."""
     named = {finding.message for finding in report.diagnostics if finding.code == "config.not_managed"}
     for each in found:
-        if each.pattern in REFUSED:
-            continue
         span = view.key_span(each.path)
         if each.restricts and not accepts(accepted, each.pattern):
             dotted = ".".join(map(str, (root, *each.path))) if root else ".".join(map(str, each.path))

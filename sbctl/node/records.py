@@ -36,6 +36,7 @@ class EventKind(StrEnum):
     HOST_DRAINED = "host.drained"
     HOST_RESUMED = "host.resumed"
     CERTIFICATE_INSTALLED = "certificate.installed"
+    PUBLIC_CERTIFICATE_CHANGED = "certificate.public_changed"
     CERTIFICATE_RENEWAL_FAILED = "certificate.renewal_failed"
     WEIGHTS_QUARANTINED = "weights.quarantined"
     WEIGHTS_COLLECTED = "weights.collected"

@@ -70,6 +70,8 @@ class HostFacts(_Fact):
     cpu_count: int = Field(default=0, ge=0)
     memory_total_bytes: int = Field(default=0, ge=0)
     memory_available_bytes: int = Field(default=0, ge=0)
+    memory_limit_bytes: int | None = Field(default=None, ge=0)
+    """What a control group around the node process allows; None: nothing is limited."""
     uid: int = Field(default=0, ge=0)
     init: Literal["systemd_system", "systemd_user", "none"] = "none"
     pythons: tuple[PythonFact, ...] = ()
@@ -158,6 +160,8 @@ class PublicTlsState(_Fact):
 
     installed: str | None = Field(default=None, max_length=64)
     used: str | None = Field(default=None, max_length=64)
+    followed: bool = False
+    """From files that somebody else keeps on the host."""
     subject: str = Field(default="", max_length=256)
     issuer: str = Field(default="", max_length=256)
     not_after: str | None = Field(default=None, max_length=40)

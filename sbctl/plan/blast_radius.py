@@ -45,6 +45,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("runtime", "labels.**", "any", _RESTART, "the runtime reads its labels once, at start"),
     Row("runtime", "http_bind_address", "any", _RESTART, "the listener is bound at start"),
     Row("runtime", "http_bind_port", "any", _RESTART, "the listener is bound at start"),
+    Row("runtime", "https_bind_port", "any", _RESTART, "the listener is bound at start"),
+    Row("runtime", "certificate.**", "any", _RELOAD, "the next handshake shows the new certificate; open connections go on"),
     Row("runtime", "admin_bind", "any", _RESTART, "the admin listener is bound at start"),
     Row("runtime", "admin_port", "any", _RESTART, "the admin listener is bound at start"),
     Row("runtime", "admin_enabled", "any", _RESTART, "the admin listener is bound at start"),

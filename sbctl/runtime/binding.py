@@ -10,7 +10,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Collection, MutableMapping
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from sbctl.base.errors import HostError
 from sbctl.node.messages import RuntimeConfig
@@ -85,21 +85,24 @@ def bind_tcp(address: str, port: int) -> socket.socket:
     return sock
 
 
-def base_url(sock: socket.socket) -> str:
+def base_url(sock: socket.socket, *, scheme: Literal["http", "https"] = "http") -> str:
     """What a client of this bound socket writes."""
     host, port = sock.getsockname()[:2]
-    return _url(str(host), int(port))
+    return f"{scheme}://{_place(str(host), int(port))}"
 
 
 def refuse_taken_ports(config: RuntimeConfig, ours: Collection[str]) -> None:
-    """Raises HostError `runtime.port_in_use`, `runtime.bind_failed` for a port that the runtime will not get; `ours` are URLs it has now."""
+    """Raises HostError `runtime.port_in_use`, `runtime.bind_failed` for a port that the runtime will not get; `ours` are addresses it has now, as
+    `127.0.0.1:8080` and `[::1]:8080`."""
     wanted = [(config.http_bind_address, config.http_bind_port)]
+    if config.https_bind_port is not None:
+        wanted.append((config.http_bind_address, config.https_bind_port))
     if config.admin_enabled:
         wanted.append((config.admin_bind, config.admin_port))
     for address, port in wanted:
-        if port and _url(address, port) not in ours:
+        if port and _place(address, port) not in ours:
             bind_tcp(address, port).close()
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -24,6 +24,7 @@ from aiohttp import web
 from sbctl.base.errors import InputError
 from sbctl.base.limits import HTTP_HEADER_DEADLINE_S, HTTP_HEADER_MAX_BYTES, HTTP_IDLE_S
 from sbctl.runtime.log import get_log
+from sbctl.runtime.tls_server import TlsServer
 
 __all__ = [
     "BODY_DEADLINE_S",
@@ -210,7 +211,7 @@ class Listener:
             handler_cancellation=True,
             shutdown_timeout=1.0,
         )
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
 
     async def start(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         """Accept on an already bound socket, TCP (with TLS where `tls` is given) or UNIX."""
@@ -219,11 +220,11 @@ class Listener:
         factory = self._make
         if sock.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(factory, sock=sock, backlog=_BACKLOG)
+        elif tls is not None:
+            secured = self._server = TlsServer(tls, factory, handshake_s=self.limits.header_s)
+            secured.start(sock, backlog=_BACKLOG)
         else:
-            handshake_s = self.limits.header_s if tls is not None else None
-            self._server = await loop.create_server(
-                factory, sock=sock, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
-            )
+            self._server = await loop.create_server(factory, sock=sock, backlog=_BACKLOG)
 
     def refuse_new(self) -> None:
         """Accept no further connection; open ones go on. What waits in the backlog of a port that systemd holds, waits for our successor."""
@@ -253,6 +254,8 @@ class Listener:
     async def close(self) -> None:
         """Cut whatever is open."""
         self.refuse_new()
+        if isinstance(self._server, TlsServer):
+            self._server.abort_handshakes()
         await self._runner.cleanup()
 
     @property

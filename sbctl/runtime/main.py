@@ -69,6 +69,15 @@ def _renew(argv: list[str]) -> int:
     return run_renew(argv)
 
 
+def _public_tls(argv: list[str]) -> int:
+    from sbctl.base.process import begin_short_process
+
+    begin_short_process()
+    from sbctl.runtime.nodeops.tls_handover import run_public_tls
+
+    return run_public_tls(argv)
+
+
 def _check(_argv: list[str]) -> int:
     """Import all that a host will need, so that a damaged or incomplete installation shows before anything depends on it."""
     import sbctl.runtime.daemon
@@ -90,6 +99,7 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "authority": (_authority, "let hosts in by join token: the enrollment server of an authority directory"),
     "identity": (_identity, "take an enrolled directory into use as this node's identity"),
     "renew": (_renew, "ask for the next identity of a host that enrolled, when it is due"),
+    "public-tls": (_public_tls, "take the API's certificate, as somebody else keeps it on this host, into use"),
     "supervise": (_supervise, "keep `serve` running where no systemd does"),
 }
 

@@ -97,10 +97,14 @@ class DeploymentMember(_Part):
 
 
 class OriginMember(_Part):
-    """One hostname: which public model names it serves and by which deployment. `default_model` answers a request that names none."""
+    """One hostname: which public model names it serves and by which deployment. `default_model` answers a request that names none.
+
+    `force_ssl`: over https alone.
+    """
 
     models: dict[str, _Id]
     default_model: str | None = None
+    force_ssl: bool = False
 
 
 class ApiKeyEntry(_Part):

@@ -13,6 +13,7 @@ from typing import Any, Final
 from sbctl.base import strict_json
 from sbctl.base.errors import HostError, InputError, SbctlError, UnreachableError, error_from_wire
 from sbctl.base.limits import MIB
+from sbctl.base.secret import Secret
 
 __all__ = ["ControlClient"]
 
@@ -59,6 +60,10 @@ class ControlClient:
     def reload_identity(self, *, timeout_s: float) -> dict[str, Any]:
         """The identity that the runtime holds from now on. Raises what it says, and goes on with the one it held."""
         return self._json("POST", "/control/v1/identity", {}, timeout_s)
+
+    def take_certificate(self, pair: Secret, *, timeout_s: float) -> dict[str, Any]:
+        """Show this chain from the next handshake on. Raises what the runtime says, and goes on with the former one."""
+        return self._json("POST", "/control/v1/tls", {"pem": pair.reveal().decode("ascii", "replace")}, timeout_s)
 
     def deployment_action(self, deployment: str, action: str, *, timeout_s: float) -> dict[str, Any]:
         return self._json("POST", f"/control/v1/deployments/{deployment}/{action}", {}, timeout_s)

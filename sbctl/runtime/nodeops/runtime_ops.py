@@ -44,8 +44,10 @@ from sbctl.runtime.nodeops.running import (
     stored_stamp,
 )
 from sbctl.runtime.nodeops.snapshot import cache_root, host_facts, stored_config
+from sbctl.runtime.nodeops.tls_handover import hand_over, tend_watch
 from sbctl.runtime.nodeops.units import GUARD_NAME, Units, render_units, socket_addresses, units_digest
 from sbctl.runtime.nodeops.users import ensure_users
+from sbctl.runtime.public_tls_files import node_files_of, pair_path
 from sbctl.runtime.settings import load_trust
 from sbctl.trust.bundle import TrustSet
 from sbctl.trust.verifier import trust_digest, verify_trust
@@ -129,6 +131,7 @@ def _activate_alone(context: NodeContext, params: RuntimeActivate, runtime: Loca
         running = _replace(context, runtime, prepared, status, restart=restart)
     else:
         running = runtime.await_healthy(prepared.wanted, deadline_s=HEALTHY_DEADLINE_S, check=lambda: None)
+    _tend_public_tls(runtime, params)
     if former not in (None, params.version):
         _prune(paths, kept={params.version, former})
     sweep_pythons(paths)
@@ -141,6 +144,16 @@ def _activate_alone(context: NodeContext, params: RuntimeActivate, runtime: Loca
     }
 
 
+def _tend_public_tls(runtime: LocalRuntime, params: RuntimeActivate) -> None:
+    """What runs shows what is installed; files of somebody else are watched; a certificate that nothing uses goes, with its key."""
+    paths, config = runtime.paths, params.config
+    if config.https_bind_port is None:
+        fs.remove_file(pair_path(paths))
+    else:
+        hand_over(paths, runtime.control)
+    tend_watch(runtime.systemd, paths, paths.version(params.version), config)
+
+
 def _refuse_taken_ports(runtime: LocalRuntime, config: RuntimeConfig, status: Mapping[str, Any] | None) -> None:
     """Before a working runtime is stopped for ports that it cannot get. One that lives and does not answer may hold them itself."""
     paths = runtime.paths
@@ -148,8 +161,9 @@ def _refuse_taken_ports(runtime: LocalRuntime, config: RuntimeConfig, status: Ma
         with held(paths.state / "serve.lock") as nobody_serves:
             if not nobody_serves:
                 return
-    ours = {f"http://{address}" for address in runtime.held_addresses()}
-    refuse_taken_ports(config, ours | {str((status or {}).get(name)) for name in ("http_url", "admin_url")})
+    told = [(status or {}).get(name) for name in ("http_url", "https_url", "admin_url")]
+    ours = {url.partition("://")[2] for url in told if isinstance(url, str)}
+    refuse_taken_ports(config, ours | runtime.held_addresses())
 
 
 def _prepare(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntime) -> _Prepared:
@@ -162,13 +176,31 @@ def _prepare(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntim
     units: Units = {}
     if runtime.systemd is not None:
         units = render_units(runtime.systemd.kind, paths, paths.version(params.version), config)
-    files = {paths.runtime_config: data, paths.secrets / _PASSWORD: password}
+    files = {paths.runtime_config: data, paths.secrets / _PASSWORD: password, **_public_pair(paths, config)}
     if trust != current:
         files[paths.trust] = params.trust_envelope.encode()
     python = standalone_of(paths, params.version).encode()
     stamp = sha256_bytes(b"\0".join(((units_digest(units) or "").encode(), password, *([python] if python else ()))))
     wanted = Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp)
     return _Prepared(wanted, config, files, units)
+
+
+def _public_pair(paths: NodePaths, config: RuntimeConfig) -> Mapping[Path, bytes]:
+    """What of the public certificate is written now: the pair of files that somebody else keeps here. One that is sent stands there already.
+
+    Raises HostError `tls.files_unreadable`, `tls.files_refused`, `tls.not_installed`.
+    """
+    files = node_files_of(config)
+    if files is not None:
+        return {pair_path(paths): files.read().reveal()}
+    if config.https_bind_port is not None and not pair_path(paths).exists():
+        raise HostError(
+            "tls.not_installed",
+            "the runtime shall serve TLS, and its certificate is not on this host",
+            place=str(pair_path(paths)),
+            next_step="plan again: sbctl apply sends it",
+        )
+    return {}
 
 
 def _current_trust(paths: NodePaths) -> TrustSet | None:
@@ -256,7 +288,8 @@ def _keep_former(
         systemd.install({**found, GUARD_NAME: prepared.units[GUARD_NAME]})
         systemd.must("enable", GUARD_NAME)
     previous = Wanted(version, config_sha256, load_trust(paths)[1], stored_stamp(paths))
-    replaced = [paths.runtime_config, paths.trust, paths.secrets / _PASSWORD, stamp_path(paths), paths.current]
+    replaced = [paths.runtime_config, paths.trust, paths.secrets / _PASSWORD, pair_path(paths), stamp_path(paths)]
+    replaced.append(paths.current)
     if systemd is not None:
         replaced.extend((*systemd.unit_paths(), *launcher_files(paths)))
     return activation_journal.begin(

@@ -27,6 +27,7 @@ from sbctl.node.snapshot import BundleState, DeploymentState, NodeSnapshot
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, Units, systemd_of, units_digest
+from sbctl.runtime.public_tls_files import installed_fingerprint
 from sbctl.runtime.settings import load_trust
 from sbctl.runtime.supervise import supervisor_of
 
@@ -161,6 +162,19 @@ def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str
         "changing": bool(status.get("changing")) or paths.activation_journal.exists(),
         "admin_url": status.get("admin_url"),
         "http_url": status.get("http_url"),
+        "https_url": status.get("https_url"),
+        "tls": _public_tls(paths, status.get("tls")),
+    }
+
+
+def _public_tls(paths: NodePaths, told: object) -> dict[str, Any] | None:
+    config, _digest = stored_config(paths)
+    if config is None or config.https_bind_port is None:
+        return None
+    return {
+        **(told if isinstance(told, dict) else {}),
+        "installed": installed_fingerprint(paths),
+        "followed": config.tls_cert_file is not None,
     }
 
 

@@ -26,6 +26,7 @@ from sbctl.node.paths import NodePaths
 from sbctl.runtime.launcher.site import SOCKET_PATH as LAUNCHER_SOCKET_PATH
 from sbctl.runtime.nodeops.programs import Finished, run_program
 from sbctl.runtime.nodeops.users import RUNTIME_USER
+from sbctl.runtime.public_tls_files import PAIR_NAME
 
 __all__ = [
     "GUARD_NAME",
@@ -91,6 +92,7 @@ def render_units(
             "user": RUNTIME_USER,
             "launcher": LAUNCHER_SOCKET_PATH,
             "secrets": paths.secrets,
+            "certificate": "" if config.https_bind_port is None else PAIR_NAME,
             "sockets": bool(addresses),
             "socket_name": SOCKET_NAME,
             "stop_s": config.shutdown_deadline_ms // 1000 + _STOP_MARGIN_S,
@@ -108,6 +110,8 @@ def render_units(
 def _listen_addresses(config: RuntimeConfig) -> list[str]:
     """As ListenStream= takes them; a port that the kernel chooses is bound by the daemon."""
     bound = [(config.http_bind_address, config.http_bind_port)]
+    if config.https_bind_port is not None:
+        bound.append((config.http_bind_address, config.https_bind_port))
     if config.admin_enabled:
         bound.append((config.admin_bind, config.admin_port))
     return [f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address, port in bound if port]

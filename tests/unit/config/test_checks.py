@@ -110,8 +110,6 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         (proxy(top="admin: {operators: [{username: a, password_hash: b}]}"), "config.not_available", "operators"),
         (proxy(top="admin: {rate_limit_per_minute: 100}"), "config.unenforced", "rate_limit_per_minute"),
         (proxy(top="cluster: {cluster_id: c}"), "config.not_available", "a cluster"),
-        (proxy(top="https_bind_port: 8443"), "config.not_available", "TLS on the API"),
-        (proxy(top="tls_key_file: ./key.pem"), "config.not_available", "TLS on the API"),
         ("fleet: {identity: {mode: manual}}\n" + proxy(), "config.rule", "needs ca_file"),
         ("fleet: {identity: {validity_days: 826}}\n" + proxy(), "config.out_of_range", "825"),
         (proxy(top="cluster: {cluster_id: c, replication: {factor: 9}}"), "config.out_of_range", "at most 8"),
@@ -134,11 +132,6 @@ def test_refusals(findings_of: Findings, text: str, code: str, words: str) -> No
     found = findings_of(text)
     assert any(each.code == code and words in each.message for each in found), found
     assert all(each.span is not None for each in found)
-
-
-def test_tls_on_the_api_is_refused_and_not_called_kept_as_well(findings_of: Findings) -> None:
-    found = findings_of(proxy(top="https_bind_port: 8443\n  tls_cert_file: a\n  tls_key_file: b"))
-    assert [each.code for each in found] == ["config.not_available"] * 3
 
 
 @pytest.mark.parametrize(
