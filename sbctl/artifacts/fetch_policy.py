@@ -2,10 +2,11 @@
 
 Rules: https only, except an origin that the operator configured; no user part, no IDN in its raw form, no number that only looks like a
 host; a name must resolve to public addresses, checked on the addresses that are then connected to. Exempt are the configured origins: the
-package index, what `SBCTL_DOWNLOAD_HOSTS` lists, and a loopback address that a source itself names. The one URL parser is yarl.
+package index, listed hosts, and an address that a source itself names (plain http on loopback only). The one URL parser is yarl.
 
-Environment: SBCTL_PACKAGE_INDEX, UV_INDEX_URL, PIP_INDEX_URL (the first that is set); HF_ENDPOINT, HF_TOKEN, HUGGING_FACE_HUB_TOKEN;
-HTTPS_PROXY, HTTP_PROXY, NO_PROXY; SSL_CERT_FILE and SSL_CERT_DIR (by the TLS library) and PIP_CERT for a private authority.
+Environment, where `from_environ` is asked for it (`egress` says when a host asks): SBCTL_PACKAGE_INDEX, UV_INDEX_URL, PIP_INDEX_URL (the
+first that is set); HF_ENDPOINT, HF_TOKEN, HUGGING_FACE_HUB_TOKEN; HTTPS_PROXY, HTTP_PROXY, NO_PROXY; SBCTL_DOWNLOAD_HOSTS; PIP_CERT for a
+private authority, SSL_CERT_FILE and SSL_CERT_DIR by the TLS library.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "FetchSettings",
     "GuardedResolver",
     "Origins",
+    "basic_authorization",
     "basic_credentials",
     "check_url",
     "origin_of",
@@ -180,7 +182,7 @@ class GuardedResolver(AbstractResolver):
                 "artifact.address_refused",
                 f"{display_safe(host)} resolves to {display_safe(refused[0])}, which is not a public address",
                 place=host,
-                next_step="if this host is yours, list it in SBCTL_DOWNLOAD_HOSTS",
+                next_step="if this host is yours, list it in egress.allowed_hosts (on the operator's machine: SBCTL_DOWNLOAD_HOSTS)",
             )
         return found
 
@@ -254,9 +256,14 @@ class FetchSettings:
         return None if bypass else proxy
 
 
+def basic_authorization(user: str, password: str) -> Secret:
+    """The value of an Authorization header."""
+    return Secret(aiohttp.encode_basic_auth(user, password).encode())
+
+
 def basic_credentials(url: URL) -> Secret:
     """The Authorization value for the user part of a configured address."""
-    return Secret(aiohttp.encode_basic_auth(url.user or "", url.password or "").encode())
+    return basic_authorization(url.user or "", url.password or "")
 
 
 def _setting(name: str, value: str) -> URL:
@@ -273,7 +280,10 @@ def _default_index() -> str:
 
 
 def tls_context(settings: FetchSettings) -> ssl.SSLContext:
-    """Verifies names and chains against the system's authorities, those of PIP_CERT, or the certifi set where the system has none."""
+    """Verifies names and chains against the system's authorities, or the certifi set where the system has none, and the configured one.
+
+    Raises InputError `egress.ca_unreadable`.
+    """
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
     directory = Path(str(paths.capath))
@@ -281,6 +291,14 @@ def tls_context(settings: FetchSettings) -> ssl.SSLContext:
         import certifi
 
         context.load_verify_locations(certifi.where())
-    if settings.extra_authority and Path(settings.extra_authority).is_file():
-        context.load_verify_locations(settings.extra_authority)
+    if settings.extra_authority:
+        try:
+            context.load_verify_locations(settings.extra_authority)
+        except OSError as error:
+            raise InputError(
+                "egress.ca_unreadable",
+                f"the certificates of the configured authority cannot be read: {error.strerror or 'they are not PEM'}",
+                place=settings.extra_authority,
+                next_step="put a PEM file of certificates there, or correct egress.ca_file (PIP_CERT on the operator's machine)",
+            ) from error
     return context

@@ -83,6 +83,11 @@ def test_a_url_in_a_message_has_no_credentials() -> None:
     assert shown(URL("https://u:canary@h.example/a?token=canary#canary")) == "https://h.example/a"
 
 
-def test_tls_verifies_names(tmp_path: Path) -> None:
-    context = tls_context(FetchSettings.from_environ({"PIP_CERT": str(tmp_path / "none")}))
-    assert context.check_hostname
+def test_tls_verifies_names_and_takes_no_authority_that_is_not_there(tmp_path: Path) -> None:
+    assert tls_context(FetchSettings.from_environ({})).check_hostname
+    (tmp_path / "junk").write_text("junk")
+    for name in ("none", "junk"):
+        with pytest.raises(InputError) as caught:
+            tls_context(FetchSettings.from_environ({"PIP_CERT": str(tmp_path / name)}))
+        assert caught.value.code == "egress.ca_unreadable"
+        assert caught.value.place == str(tmp_path / name)
