@@ -135,10 +135,10 @@ def read_public_certificate(chain: bytes) -> PublicCertificate:
 
     certificates = _load(chain)
     leaf = certificates[0]
-    _check_order(certificates)
     kind = _key_kind(leaf.public_key())
     for certificate in certificates:
         _check_signature(certificate)
+    _check_order(certificates)
     try:
         alternative = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
