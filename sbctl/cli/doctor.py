@@ -33,6 +33,7 @@ from sbctl.cli.fitness import (
     wanted_ports,
 )
 from sbctl.cli.machine import machine_report
+from sbctl.cli.memory_needs import need_body, needs_of
 from sbctl.cli.servable import Servable, catalog_check, local_serving, servable_models
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig, CompiledHost
@@ -136,7 +137,7 @@ def examine(file: Path | None) -> Report:
                 checks.extend(
                     (*program_disk_check(host, snapshot), *port_checks(host, snapshot, holders.get(name, ())))
                 )
-                needs.extend(_needs(host, fits))
+                needs.extend(_needs(host, snapshot, fits))
                 budgets.update(budget_check(host, snapshot))
         return Report(tuple(checks), hosts, tuple(needs), models, machine, budgets)
 
@@ -308,9 +309,10 @@ def budget_check(host: CompiledHost, snapshot: NodeSnapshot) -> Mapping[str, Map
     return {host.name: {"budget_gib": budget, "free_gib": free_gib, "sufficient": free is None or budget * GIB <= free}}
 
 
-def _needs(host: CompiledHost, checks: Iterable[Check]) -> Iterator[Mapping[str, Any]]:
+def _needs(host: CompiledHost, snapshot: NodeSnapshot, checks: Iterable[Check]) -> Iterator[Mapping[str, Any]]:
     verdicts = {check.name: check for check in checks}
-    for deployment in host.deployments.values():
+    for need in needs_of(host, snapshot).deployments:
+        deployment = need.deployment
         check = verdicts[f"fit {deployment.id}"]
         fits = check.verdict == "pass"
         asked = deployment.model.engine
@@ -327,7 +329,8 @@ def _needs(host: CompiledHost, checks: Iterable[Check]) -> Iterator[Mapping[str,
             "fit": {
                 "verdict": "fits" if fits else "too-large",
                 "detail": check.detail,
-                "needs_bytes": deployment.artifact.min_memory_bytes * deployment.model.replicas,
+                "needs_bytes": need.host_bytes + need.device_bytes,
+                "memory": need_body(need),
             },
             "runnable": fits,
             "blocker": None if fits else check.detail,

@@ -11,7 +11,8 @@ from typing import Final
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.display import format_bytes
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S, MIB
-from sbctl.config.compiled import CompiledDeployment, CompiledHost
+from sbctl.cli.memory_needs import needs_of, usable_bytes
+from sbctl.config.compiled import CompiledHost
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
 from sbctl.node.snapshot import HostFacts, NodeSnapshot, PortHolder
 from sbctl.trust.identity import CLOCK_SKEW_S
@@ -29,9 +30,6 @@ __all__ = [
     "wanted_ports",
 ]
 
-_CPU_MEMORY_FRACTION: Final = 0.7
-"""Of the installed memory, what models may take on a machine without GPU."""
-_DEVICE_MEMORY_FRACTION: Final = 0.9
 _RUNTIME_DISK_BYTES: Final = 200 * MIB
 """Of one version of the runtime, with the wheels it is made from."""
 _ENGINE_DISK_BYTES: Final = 120 * MIB
@@ -40,31 +38,26 @@ _NETWORK: Final = frozenset(
 )  # fmt: skip
 _LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_OTHER_HOST: Final = "choose a smaller model or variant, or another host (required_labels)"
+_TOGETHER: Final = (
+    "lower max_context or max_concurrency of one, set kv_quant: int8, or move one to another host (required_labels)"
+)
 _DRIVER_COMMANDS: Final = {
     "debian": "enable contrib and non-free, then: apt-get install linux-headers-amd64 nvidia-driver firmware-misc-nonfree; reboot",
     "ubuntu": "apt-get install ubuntu-drivers-common, then: ubuntu-drivers install; reboot",
 }
 
 
-def usable_bytes(snapshot: NodeSnapshot) -> int:
-    """Of the host's memory, what models may take."""
-    return int(snapshot.host.memory_total_bytes * _CPU_MEMORY_FRACTION)
-
-
 def need_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
     """Each deployment of a host against its memory, all of them together, and the downloads against the disk."""
-    usable = usable_bytes(snapshot)
-    total = 0
-    for deployment in host.deployments.values():
-        need = deployment.artifact.min_memory_bytes * deployment.model.replicas
-        on_devices = _device_bytes(deployment, snapshot.host)
-        if need > on_devices:
-            total += need
-        words = f"{deployment.artifact.model}:{deployment.artifact.variant} needs"
-        yield _compared(f"fit {deployment.id}", host.name, need, max(usable, on_devices), words)
-    if len(host.deployments) > 1:
-        yield _compared("fit together", host.name, total, usable, "all deployments need")
+    needs = needs_of(host, snapshot)
+    for need in needs.deployments:
+        verdict: Verdict = "fail" if need.short_bytes else "pass"
+        yield Check(
+            f"fit {need.deployment.id}", verdict, need.said, need.remedy() if need.short_bytes else "", host.name
+        )
+    if len(needs.deployments) > 1:
+        together: Verdict = "fail" if needs.short_bytes else "pass"
+        yield Check("fit together", together, needs.said, _TOGETHER, host.name)
     present = {artifact.artifact for artifact in snapshot.artifacts if artifact.state == "ready"}
     missing = {
         one.artifact.artifact: one.artifact for one in host.deployments.values() if one.artifact.artifact not in present
@@ -72,21 +65,6 @@ def need_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
     free = snapshot.disk.cache_free_bytes
     if missing and free is not None:
         yield _disk(host.name, missing.values(), free)
-
-
-def _device_bytes(deployment: CompiledDeployment, facts: HostFacts) -> int:
-    """Memory of devices, for an engine that may use them: one that the operator brought. Those that sbctl installs compute on the CPU."""
-    if deployment.engine_policy.launch != "binary":
-        return 0
-    told = (gpu.get("memory_total_bytes") for gpu in facts.gpus)
-    return int(sum(size for size in told if isinstance(size, int)) * _DEVICE_MEMORY_FRACTION)
-
-
-def _compared(name: str, host: str, need: int, usable: int, words: str) -> Check:
-    verdict: Verdict = "pass" if need <= usable else "fail"
-    return Check(
-        name, verdict, f"{words} {format_bytes(need)}; {format_bytes(usable)} may be used here", _OTHER_HOST, host
-    )
 
 
 def _disk(host: str, missing: Iterable[ArtifactFacts], free: int) -> Check:

@@ -17,6 +17,7 @@ from sbctl.base.truths import Desired
 from sbctl.base.update_policy import UpdatePolicy
 from sbctl.cli.last_seen import last_seen, seen_words
 from sbctl.cli.lost_hosts import bare, refuse_lost, refuse_lost_machines, returned_hosts, without_lost
+from sbctl.cli.memory_plan import with_memory
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.plan.build import build_plan
@@ -55,7 +56,11 @@ class Planned:
 
     def rebuilt(self, inputs: PlanInputs) -> Planned:
         """The same observations compared again, with `inputs` made from those of this plan."""
-        return replace(self, inputs=inputs, plan=build_plan(inputs, PROVIDERS))
+        return replace(self, inputs=inputs, plan=_built(inputs, self.config))
+
+
+def _built(inputs: PlanInputs, config: CompiledConfig | None) -> Plan:
+    return with_memory(build_plan(inputs, PROVIDERS), config, inputs.snapshots)
 
 
 def limits_of(radius: str | None, *, allow_empty: bool = False) -> Limits:
@@ -167,7 +172,7 @@ def planned(
             update=update_of(workspace, request.mode),
             **_protection(workspace, request.mode, config, (*returned.values(), *_identity_notes(workspace, config))),
         )
-        plan = build_plan(inputs, PROVIDERS)
+        plan = _built(inputs, config)
         if workspace.pack is not None:
             from sbctl.cli.packing import require_packed
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sbctl.node.lease_file import read_lease
-from sbctl.node.machine import cgroup_version, filesystem_of, nvidia_driver, pci_gpus, port_holders
+from sbctl.node.machine import cgroup_version, filesystem_of, memory_limit, nvidia_driver, pci_gpus, port_holders
 from sbctl.node.paths import PREFIX_VARIABLE, STANDALONE_RECORD, NodePaths, node_paths
 
 __all__ = ["FactsError", "answer", "gather", "installed_versions", "read_marker", "standalone_of", "standalone_pythons"]
@@ -202,6 +202,7 @@ def _host_facts(env: Mapping[str, str], uid: int, pythons: Iterable[str], paths:
         "cpu_count": len(os.sched_getaffinity(0)),
         "memory_total_bytes": total,
         "memory_available_bytes": available,
+        "memory_limit_bytes": memory_limit(),
         "uid": uid,
         "init": _init(env, uid),
         "gpus": pci_gpus(),

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cgroup_version", "filesystem_of", "nvidia_driver", "pci_gpus", "port_holders"]
+__all__ = ["cgroup_version", "filesystem_of", "memory_limit", "nvidia_driver", "pci_gpus", "port_holders"]
 
 _FILE_MAX_BYTES = 1 << 20
 _DEVICES_MAX = 64
@@ -22,6 +22,10 @@ _NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAY_CLASS = "0x03"
 _LISTEN = "0A"
 _PROCESSES_MAX = 65536
+
+
+_NO_LIMIT = 1 << 60
+"""What version 1 of control groups writes where nothing is limited is larger."""
 
 
 def pci_gpus(proc: str = "/proc", sys: str = "/sys") -> list[dict[str, str | int]]:
@@ -72,6 +76,25 @@ def cgroup_version(sys: str = "/sys") -> str:
     if os.path.exists(base + "/unified/cgroup.controllers"):
         return "hybrid"
     return "v1" if os.path.isdir(base + "/memory") or os.path.isdir(base + "/systemd") else ""
+
+
+def memory_limit(sys: str = "/sys", proc: str = "/proc") -> int | None:
+    """The least memory that a control group around this process allows, in bytes; None where none does."""
+    found = []
+    for line in _text(proc + "/self/cgroup").splitlines():
+        _number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        version_2 = not controllers
+        if not version_2 and "memory" not in controllers.split(","):
+            continue
+        base = sys + ("/fs/cgroup" if version_2 else "/fs/cgroup/memory")
+        name = "memory.max" if version_2 else "memory.limit_in_bytes"
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for count in range(len(parts) + 1):
+            told = _text("/".join([base, *parts[:count], name])).strip()
+            if told.isdigit() and 0 < int(told) < _NO_LIMIT:
+                found.append(int(told))
+    return min(found) if found else None
 
 
 def filesystem_of(path: Path, proc: str = "/proc") -> str:

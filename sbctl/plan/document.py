@@ -181,7 +181,7 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
         ],
         "resource_drift": sorted(str(change.address) for change in plan.changes if change.drifted),
         "refusals": [asdict(refusal) for refusal in refusals(plan, limits)],
-        "notes": list(plan.notes),
+        "notes": [*plan.unfit, *plan.notes],
         "header": dict(sorted(plan.header.items())),
     }
 

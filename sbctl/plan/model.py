@@ -133,7 +133,7 @@ class Change:
     download_bytes: int | None = None
     """None: nothing to fetch or not known; the view tells by `notes`."""
     memory_bytes: int | None = None
-    """What the catalog says one replica needs."""
+    """What one replica needs, as well as that is known."""
     downtime: Literal["none", "queue", "refuse"] = "none"
     steps: tuple[Step, ...] = ()
     after: frozenset[Address] = frozenset()
@@ -185,6 +185,8 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=dict)
     """JSON carried for the one who plans again (`rollback_serial`); never used to decide."""
     notes: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
+    """Hosts that cannot hold what they are to serve, one sentence each: `plan` exits 4. An apply looks again, and can be told to go on."""
     header: Mapping[str, str] = field(default_factory=dict)
     """For the view only, never used to decide: `fleet` its name, `state` the serial and who applied it when, `observed` how many hosts
     answered how fast."""

@@ -54,7 +54,7 @@ def host(tmp_path: Path, *, model: str = "qwen3-8b", engines: str = "{}", cache:
 
 @pytest.mark.parametrize(
     ("memory_gib", "disk_gib", "failed"),
-    [(16, 50, set()), (4, 50, {"fit chat"}), (16, 2, {"disk for weights"}), (4, 2, {"fit chat", "disk for weights"})],
+    [(32, 50, set()), (4, 50, {"fit chat"}), (32, 2, {"disk for weights"}), (4, 2, {"fit chat", "disk for weights"})],
 )
 def test_a_deployment_needs_memory_and_disk(tmp_path: Path, memory_gib: int, disk_gib: int, failed: set[str]) -> None:
     checks = list(need_checks(host(tmp_path), snapshot(memory_gib=memory_gib, disk_gib=disk_gib)))

@@ -1,0 +1,204 @@
+"""What each host's deployments need of its memory and devices, against what there is: rules over what sb.yml asks and hosts told, pure.
+
+A figure of an estimate or of an observation gets the safety margin of the model host on top; one that the operator wrote, and the catalog's,
+stand as they are. Deployments that compute on the processor share the host's memory; so do the host's parts of those on devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbctl.artifacts.formats.shape import ModelShape
+from sbctl.base.display import format_bytes, plural
+from sbctl.base.field_types import byte_size
+from sbctl.config.compiled import CompiledDeployment, CompiledHost
+from sbctl.engines.fit import with_margin
+from sbctl.engines.memory import CPU, Figure, ReplicaLaunch, figure_of, memory_key, smaller_launches
+from sbctl.node.snapshot import HostFacts, NodeSnapshot
+
+__all__ = ["DeploymentNeed", "HostNeeds", "need_body", "needs_of", "usable_bytes"]
+
+_CPU_MEMORY_FRACTION: Final = 0.7
+"""Of a machine's memory, what models may take."""
+_DEVICE_MEMORY_FRACTION: Final = 0.9
+_OTHER_HOST: Final = "another variant, model or host (required_labels)"
+
+
+def usable_bytes(snapshot: NodeSnapshot) -> int:
+    """Of the host's memory, or of what its control group leaves of it, what models may take."""
+    facts = snapshot.host
+    limit = facts.memory_limit_bytes
+    total = facts.memory_total_bytes if limit is None else min(limit, facts.memory_total_bytes)
+    return int(total * _CPU_MEMORY_FRACTION)
+
+
+def _device_bytes(facts: HostFacts) -> int:
+    told = (gpu.get("memory_total_bytes") for gpu in facts.gpus)
+    return int(sum(size for size in told if isinstance(size, int)) * _DEVICE_MEMORY_FRACTION)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentNeed:
+    """One deployment on one host. `figure` is of one replica; the others are of all, with the margin."""
+
+    deployment: CompiledDeployment
+    figure: Figure
+    host_bytes: int
+    device_bytes: int
+    usable_host_bytes: int
+    usable_device_bytes: int
+    shape: ModelShape | None
+    safety_margin: float
+
+    @property
+    def short_bytes(self) -> int:
+        """What is lacking when it is alone here; 0: it fits."""
+        return max(0, self.host_bytes - self.usable_host_bytes, self.device_bytes - self.usable_device_bytes)
+
+    @property
+    def said(self) -> str:
+        facts, figure, replicas = self.deployment.artifact, self.figure, self.deployment.model.replicas
+        each = f" ({format_bytes(figure.total_bytes)} a replica)" if replicas > 1 else ""
+        usable = f"{format_bytes(self.usable_host_bytes)} may be used here"
+        if self.device_bytes:
+            usable = f"{format_bytes(self.usable_device_bytes)} of devices and {usable}"
+        short = f", {format_bytes(self.short_bytes)} short" if self.short_bytes else ""
+        need = format_bytes(self.host_bytes + self.device_bytes)
+        return f"{facts.model}:{facts.variant} needs {need}{each}, {figure.words}; {usable}{short}"
+
+    def remedy(self) -> str:
+        """The mildest change of the deployment that fits, by itself."""
+        launch = _launch(self.deployment, on_device=self.device_bytes > 0)
+        for words, smaller in smaller_launches(launch) if self.figure.source == "estimate" else ():
+            figure = figure_of(smaller, shape=self.shape, catalog_bytes=0)
+            on_host, on_device = _with_margin(figure, self.deployment, self.safety_margin)
+            if on_host <= self.usable_host_bytes and on_device <= self.usable_device_bytes:
+                return f"set {words}, or choose {_OTHER_HOST}"
+        if self.deployment.model.replicas > 1:
+            return f"set fewer replicas, or choose {_OTHER_HOST}"
+        return f"choose {_OTHER_HOST}; if you know better, say memory: with what a replica needs"
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeeds:
+    """All of one host."""
+
+    host: str
+    deployments: tuple[DeploymentNeed, ...]
+    usable_host_bytes: int
+    usable_device_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(need.host_bytes for need in self.deployments)
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(need.device_bytes for need in self.deployments)
+
+    @property
+    def short_bytes(self) -> int:
+        """What is lacking for all of them at once."""
+        return max(0, self.host_bytes - self.usable_host_bytes, self.device_bytes - self.usable_device_bytes)
+
+    @property
+    def said(self) -> str:
+        short = f", {format_bytes(self.short_bytes)} short" if self.short_bytes else ""
+        on_devices = (
+            f" and {format_bytes(self.device_bytes)} of {format_bytes(self.usable_device_bytes)} on devices"
+            if self.device_bytes
+            else ""
+        )
+        many = plural(len(self.deployments), "deployment")
+        return (
+            f"all {many} need {format_bytes(self.host_bytes)}{on_devices}; "
+            f"{format_bytes(self.usable_host_bytes)} may be used here{short}"
+        )
+
+    def of(self, deployment: str) -> DeploymentNeed | None:
+        return next((need for need in self.deployments if need.deployment.id == deployment), None)
+
+
+def needs_of(host: CompiledHost, snapshot: NodeSnapshot) -> HostNeeds:
+    """By what the catalog recorded, what lies in the host's cache, and what was seen there."""
+    shapes = {one.artifact: one.shape for one in snapshot.artifacts if one.shape is not None}
+    observed = {one.key: one.observed_bytes for one in snapshot.memory}
+    usable, devices = usable_bytes(snapshot), _device_bytes(snapshot.host)
+    margin = host.model_host.safety_margin
+    found = []
+    for deployment in host.deployments.values():
+        launch = _launch(deployment, on_device=_on_device(deployment, snapshot.host))
+        shape = _shape(deployment, shapes)
+        figure = figure_of(
+            launch,
+            shape=shape,
+            catalog_bytes=deployment.artifact.min_memory_bytes,
+            declared_bytes=byte_size(deployment.model.memory) if deployment.model.memory is not None else None,
+            observed_bytes=observed.get(_key(deployment, launch, snapshot)),
+        )
+        on_host, on_device = _with_margin(figure, deployment, margin)
+        found.append(DeploymentNeed(deployment, figure, on_host, on_device, usable, devices, shape, margin))
+    return HostNeeds(host.name, tuple(found), usable, devices)
+
+
+def _shape(deployment: CompiledDeployment, cached: Mapping[str, ModelShape]) -> ModelShape | None:
+    """Of the very bytes before what a catalog wrote of them."""
+    return cached.get(deployment.artifact.artifact, deployment.shape)
+
+
+def _on_device(deployment: CompiledDeployment, facts: HostFacts) -> bool:
+    """For an engine that may use devices: a program that the operator brought or that was built for them."""
+    policy = deployment.engine_policy
+    return policy.launch == "binary" and policy.acceleration != CPU and _device_bytes(facts) > 0
+
+
+def _launch(deployment: CompiledDeployment, *, on_device: bool) -> ReplicaLaunch:
+    return ReplicaLaunch(
+        context_length=deployment.context_length,
+        slots=deployment.max_concurrency,
+        kv_quant=deployment.model.kv_quant,
+        mode=deployment.mode,
+        extra_args=tuple(deployment.model.extra_args),
+        launch=deployment.engine_policy.launch,
+        on_device=on_device,
+    )
+
+
+def _key(deployment: CompiledDeployment, launch: ReplicaLaunch, snapshot: NodeSnapshot) -> str:
+    policy = deployment.engine_policy
+    version = policy.version
+    if version is None:
+        found = (
+            one.version for one in snapshot.engines if one.engine == deployment.engine and one.launch == policy.launch
+        )
+        version = next(found, "")
+    return memory_key(deployment.artifact.artifact, deployment.engine, version, launch)
+
+
+def _with_margin(figure: Figure, deployment: CompiledDeployment, margin: float) -> tuple[int, int]:
+    """Of all replicas, on the host and on devices. Adapters weigh what their files do."""
+    replicas = deployment.model.replicas
+    adapters = sum(adapter.artifact.total_bytes for adapter in deployment.adapters)
+    on_host, on_device = figure.host_bytes, figure.device_bytes
+    if figure.source == "estimate":
+        on_host, on_device = (on_host, on_device + adapters) if on_device else (on_host + adapters, on_device)
+    if figure.source in ("estimate", "observed"):
+        on_host, on_device = with_margin(on_host, margin), with_margin(on_device, margin)
+    return on_host * replicas, on_device * replicas
+
+
+def need_body(need: DeploymentNeed) -> dict[str, Any]:
+    """For JSON."""
+    figure = need.figure
+    return {
+        "source": figure.source,
+        "certainty": figure.certainty,
+        "replica_bytes": figure.total_bytes,
+        "host_bytes": need.host_bytes,
+        "device_bytes": need.device_bytes,
+        "short_bytes": need.short_bytes,
+        "parts": dict(figure.parts()),
+        "reason": figure.reason,
+    }

@@ -1,0 +1,169 @@
+"""What one replica needs, and how that is known: said by the operator, seen before, computed from the header of its weights, or listed.
+
+declared   `memory` of the deployment: the operator knows better
+observed   the most that a process of the very artifact, engine build and flags had on a device of this kind
+estimate   `fit.need_of` over the header's facts
+catalog    the least memory that the catalog lists, which knows nothing of context, slots or types
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from sbctl.artifacts.formats.shape import Certainty, ModelShape
+from sbctl.base.digests import fingerprint
+from sbctl.base.display import format_bytes
+from sbctl.base.errors import EngineError
+from sbctl.engines.fit import LaunchShape, MemoryNeed, need_of
+from sbctl.engines.flag_tables import kv_cache_type
+from sbctl.engines.flags import parse_extra_args
+
+__all__ = ["CPU", "Figure", "ReplicaLaunch", "figure_of", "memory_key", "smaller_launches"]
+
+CPU: Final = "cpu"
+"""The device of an engine that computes on the processor."""
+
+Source = Literal["declared", "observed", "estimate", "catalog"]
+_UBATCH: Final = 512
+_ALL_LAYERS: Final = 1 << 20
+_LEAST_CONTEXT: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLaunch:
+    """What of a deployment decides about the memory of one replica. `on_device`: its engine holds all layers on a GPU."""
+
+    context_length: int
+    slots: int = 1
+    kv_quant: str = "auto"
+    mode: str = "chat"
+    extra_args: tuple[str, ...] = ()
+    launch: str = "wheel"
+    on_device: bool = False
+
+    def shape(self) -> LaunchShape:
+        """As the llama.cpp driver starts it. A text for vectors or scores is computed in one piece; of a program whose build nobody pinned,
+        the logits of a whole batch are counted, as older ones reserve them.
+        """
+        kind = kv_cache_type(self.kv_quant) or "f16"
+        ubatch = self._ubatch()
+        return LaunchShape(
+            context_length=self.context_length,
+            slots=self.slots,
+            key_type=kind,
+            value_type=kind,
+            ubatch=ubatch,
+            device_layers=_ALL_LAYERS if self.on_device else 0,
+            logit_rows=None if self.launch == "wheel" else ubatch,
+        )
+
+    def _ubatch(self) -> int:
+        try:
+            extra = {flag.flag: flag.value for flag in parse_extra_args("llama_cpp", self.extra_args)}
+        except EngineError:
+            extra = {}
+        given = extra.get("--ubatch-size")
+        return int(given) if given is not None else self.context_length if self.mode != "chat" else _UBATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Memory of one replica: of the host, and of devices where its engine uses one."""
+
+    host_bytes: int
+    device_bytes: int
+    source: Source
+    certainty: Certainty
+    need: MemoryNeed | None = None
+    reason: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.host_bytes + self.device_bytes
+
+    @property
+    def words(self) -> str:
+        """How it is known, for a reader: `at most: weights 4.4 GiB, context 576.0 MiB, …`."""
+        match self.source:
+            case "declared":
+                return "as sb.yml says"
+            case "observed":
+                return "as it was seen here"
+            case "catalog":
+                return "the catalog's figure, which knows nothing of context or requests"
+            case _:
+                parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.parts().items())
+                return f"{'at most' if self.certainty != 'unknown' else 'not sure'}: {parts}"
+
+    def parts(self) -> Mapping[str, int]:
+        """Of an estimate, by name; nothing of any other."""
+        need = self.need
+        if need is None:
+            return {}
+        found = {
+            "weights": need.weights + need.device_weights,
+            "context": need.context + need.device_context,
+            "compute": need.compute + need.device_compute,
+            "process": need.process,
+        }
+        return {name: size for name, size in found.items() if size}
+
+
+def figure_of(
+    launch: ReplicaLaunch,
+    *,
+    shape: ModelShape | None,
+    catalog_bytes: int,
+    declared_bytes: int | None = None,
+    observed_bytes: int | None = None,
+) -> Figure:
+    """The best that is known. An observed figure is of host memory, so it does not count where a device holds the model."""
+    if declared_bytes is not None:
+        on_host, on_device = (0, declared_bytes) if launch.on_device else (declared_bytes, 0)
+        return Figure(on_host, on_device, "declared", "exact")
+    if observed_bytes is not None and not launch.on_device:
+        return Figure(observed_bytes, 0, "observed", "exact")
+    if shape is not None:
+        need = need_of(shape, launch.shape())
+        return Figure(need.host_bytes, need.device_bytes, "estimate", need.certainty, need, need.reason)
+    on_host, on_device = (0, catalog_bytes) if launch.on_device else (catalog_bytes, 0)
+    return Figure(on_host, on_device, "catalog", "unknown", reason="the header of its weights is not known")
+
+
+def memory_key(artifact: str, engine: str, version: str, launch: ReplicaLaunch, device: str = CPU) -> str:
+    """64 hex characters; equal exactly for processes that take the same memory."""
+    return fingerprint(
+        {
+            "artifact": artifact,
+            "engine": [engine, launch.launch, version],
+            "flags": [launch.context_length, launch.slots, launch.kv_quant, launch.mode, list(launch.extra_args)],
+            "device": device,
+        }
+    )
+
+
+def smaller_launches(launch: ReplicaLaunch) -> Iterable[tuple[str, ReplicaLaunch]]:
+    """Ways to need less, mildest first, each with the words for sb.yml: a quantised cache, half the context and less, fewer at once."""
+    if launch.kv_quant in ("auto", "f16"):
+        yield "kv_quant: int8", replace(launch, kv_quant="int8")
+    context = launch.context_length
+    while context > _LEAST_CONTEXT:
+        context //= 2
+        yield f"max_context: {context}", replace(launch, context_length=context)
+    for slots in _halves(launch.slots):
+        yield f"max_concurrency: {slots}", replace(launch, slots=slots)
+    if launch.slots > 1:
+        yield (
+            "max_concurrency: 1 and max_context: 2048",
+            replace(launch, slots=1, context_length=min(2048, launch.context_length)),
+        )
+
+
+def _halves(count: int) -> Sequence[int]:
+    found = []
+    while count > 1:
+        count //= 2
+        found.append(count)
+    return found

@@ -1,0 +1,236 @@
+"""What hosts' deployments need and whether it is there: how it is known, what is short, and what would fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from providers.registry import PROVIDERS
+from sbctl.base.errors import ConfigError
+from sbctl.base.limits import GIB
+from sbctl.cli.memory_needs import needs_of
+from sbctl.cli.memory_plan import with_memory
+from sbctl.cli.planning import desired_of
+from sbctl.config.compiled import CompiledConfig
+from sbctl.config.load import load
+from sbctl.engines.memory import ReplicaLaunch, memory_key, smaller_launches
+from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
+from sbctl.node.snapshot import ArtifactState, HostFacts, MemoryRecord, NodeSnapshot
+from sbctl.plan.build import build_plan
+from sbctl.plan.inputs import PlanInputs
+from sbctl.plan.policy import plan_exit_code
+
+
+def config(tmp_path: Path, *deployments: str, engines: str = "{}", top: str = "") -> CompiledConfig:
+    listed = ", ".join(f"d{index}: {{{each}}}" for index, each in enumerate(deployments))
+    providers = ", ".join(
+        f"{{name: p{index}, provider_type: managed_model, deployment: d{index}, models: [m{index}]}}"
+        for index in range(len(deployments))
+    )
+    file = tmp_path / "sb.yml"
+    file.write_text(
+        f"proxy: {{model_host: {{engines: {engines}, {top} deployments: {{{listed}}}}}}}\n"
+        f"origins: {{localhost: {{action: {{type: ai_proxy, providers: [{providers}]}}}}}}\n"
+    )
+    return load(file, environ={}, keyed=None)
+
+
+def told(memory_gib: float = 64, **given: Any) -> NodeSnapshot:
+    facts = {
+        "memory_total_bytes": int(memory_gib * GIB),
+        "memory_available_bytes": int(memory_gib * GIB),
+        **given.pop("facts", {}),
+    }
+    return NodeSnapshot(bootstrapped=False, host=HostFacts(**facts), **given)
+
+
+@pytest.mark.parametrize(
+    ("written", "gib", "source"),
+    [
+        ("model: qwen3-8b", 10.78, "estimate"),
+        ("model: qwen3-8b, max_context: 8192", 6.08, "estimate"),
+        ("model: qwen3-8b, max_context: 8192, kv_quant: int8", 5.56, "estimate"),
+        ("model: qwen3-8b, max_context: 8192, kv_quant: int4", 5.28, "estimate"),
+        ("model: qwen3-8b, max_context: 8192, max_concurrency: 4", 9.46, "estimate"),
+        ("model: qwen3-30b-a3b", 21.3, "estimate"),
+        ("model: gpt-oss-20b", 14.39, "estimate"),
+        ("model: qwen3-8b, memory: 7.5 GiB", 7.5, "declared"),
+    ],
+)
+def test_context_type_and_slots_decide_with_the_weights(tmp_path: Path, written: str, gib: float, source: str) -> None:
+    (need,) = needs_of(config(tmp_path, written).hosts["local"], told()).deployments
+    assert need.figure.source == source
+    assert need.figure.total_bytes / GIB == pytest.approx(gib, abs=0.15)
+    margin = 1.0 if source == "declared" else 1.1
+    assert need.host_bytes == pytest.approx(need.figure.host_bytes * margin, abs=2)
+    assert need.short_bytes == 0
+
+
+def test_what_is_short_is_said_with_what_would_fit(tmp_path: Path) -> None:
+    needs = needs_of(config(tmp_path, "model: qwen3-8b, max_concurrency: 2").hosts["local"], told(16))
+    (need,) = needs.deployments
+    assert need.short_bytes == needs.short_bytes == need.host_bytes - int(16 * GIB * 0.7)
+    assert "short" in need.said
+    assert "weights 4.7 GiB, context 11.3 GiB" in need.said
+    assert need.remedy().startswith("set max_context: 10240, or choose another variant, model or host")
+
+
+def test_nothing_small_enough_names_no_setting(tmp_path: Path) -> None:
+    (need,) = needs_of(config(tmp_path, "model: qwen3-32b").hosts["local"], told(16)).deployments
+    assert need.short_bytes
+    assert "max_context" not in need.remedy()
+    assert "memory:" in need.remedy()
+
+
+def test_each_fits_and_both_together_do_not(tmp_path: Path) -> None:
+    two = config(tmp_path, "model: qwen3-8b, max_context: 4096", "model: qwen3-8b, max_context: 2048")
+    needs = needs_of(two.hosts["local"], told(12))
+    assert [need.short_bytes for need in needs.deployments] == [0, 0]
+    assert needs.short_bytes == needs.host_bytes - needs.usable_host_bytes > 0
+    assert "all 2 deployments need" in needs.said
+
+
+def test_replicas_count_each(tmp_path: Path) -> None:
+    (one,) = needs_of(config(tmp_path, "model: qwen3-8b").hosts["local"], told()).deployments
+    (three,) = needs_of(
+        config(tmp_path, "model: qwen3-8b, variant: q4_k_m, replicas: 3").hosts["local"], told()
+    ).deployments
+    assert three.host_bytes == 3 * one.host_bytes
+    assert three.figure.total_bytes == one.figure.total_bytes
+
+
+def test_a_control_group_counts_as_the_machine(tmp_path: Path) -> None:
+    host = config(tmp_path, "model: qwen3-8b").hosts["local"]
+    assert needs_of(host, told(64)).short_bytes == 0
+    assert needs_of(host, told(64, facts={"memory_limit_bytes": 8 * GIB})).short_bytes > 0
+
+
+def test_the_header_in_the_cache_is_believed_before_the_catalog(tmp_path: Path) -> None:
+    host = config(tmp_path, "model: qwen3-8b, max_context: 4096").hosts["local"]
+    facts, shape = host.deployments["d0"].artifact, host.deployments["d0"].shape
+    assert shape is not None
+    wider = shape.model_copy(update={"layers": tuple(one.model_copy(update={"key_row": 4096}) for one in shape.layers)})
+    plain = needs_of(host, told())
+    cached = needs_of(host, told(artifacts=(ArtifactState(artifact=facts.artifact, state="ready", shape=wider),)))
+    assert cached.host_bytes > plain.host_bytes
+
+
+def test_what_was_seen_is_believed_before_an_estimate_and_only_for_the_very_launch(tmp_path: Path) -> None:
+    host = config(tmp_path, "model: qwen3-8b, max_context: 4096").hosts["local"]
+    artifact = host.deployments["d0"].artifact.artifact
+    launch = ReplicaLaunch(4096)
+    key = memory_key(artifact, "llama_cpp", LLAMA_CPP_WHEEL_DEFAULT, launch)
+    seen = (MemoryRecord(key=key, observed_bytes=5 * GIB),)
+    (need,) = needs_of(host, told(memory=seen)).deployments
+    assert (need.figure.source, need.figure.certainty, need.figure.total_bytes) == ("observed", "exact", 5 * GIB)
+    other = config(tmp_path, "model: qwen3-8b, max_context: 8192").hosts["local"]
+    assert needs_of(other, told(memory=seen)).deployments[0].figure.source == "estimate"
+    for different in (
+        memory_key(artifact, "llama_cpp", "1", launch),
+        memory_key("0" * 64, "llama_cpp", LLAMA_CPP_WHEEL_DEFAULT, launch),
+        memory_key(artifact, "llama_cpp", LLAMA_CPP_WHEEL_DEFAULT, launch, device="H200"),
+        memory_key(artifact, "llama_cpp", LLAMA_CPP_WHEEL_DEFAULT, replace(launch, kv_quant="int8")),
+    ):
+        assert different != key
+
+
+def test_without_a_header_the_catalogs_figure_stands_and_says_so(tmp_path: Path) -> None:
+    host = config(tmp_path, "model: qwen3-8b").hosts["local"]
+    bare = replace(host, deployments={name: replace(one, shape=None) for name, one in host.deployments.items()})
+    (need,) = needs_of(bare, told()).deployments
+    assert (need.figure.source, need.figure.certainty) == ("catalog", "unknown")
+    assert need.host_bytes == host.deployments["d0"].artifact.min_memory_bytes
+    assert "the catalog's figure" in need.said
+
+
+def test_an_engine_on_a_device_needs_the_device_and_a_little_of_the_host(tmp_path: Path) -> None:
+    engines = "{llama_cpp: {launch: binary, path: /usr/bin/llama-server}}"
+    gpu = {"vendor": "nvidia", "name": "L4", "memory_total_bytes": 24 * GIB}
+    host = config(tmp_path, "model: qwen3-8b", engines=engines).hosts["local"]
+    (need,) = needs_of(host, told(8, facts={"gpus": (gpu,)})).deployments
+    assert need.short_bytes == 0
+    assert need.device_bytes > 10 * GIB
+    small = {**gpu, "memory_total_bytes": 8 * GIB}
+    (short,) = needs_of(host, told(8, facts={"gpus": (small,)})).deployments
+    assert "of devices and" in short.said
+    assert short.remedy().startswith("set max_context:")
+
+
+def test_a_batch_of_a_whole_text_is_counted_for_vectors() -> None:
+    chat, vectors = ReplicaLaunch(8192).shape(), ReplicaLaunch(8192, mode="embedding").shape()
+    assert (chat.ubatch, vectors.ubatch) == (512, 8192)
+    assert ReplicaLaunch(8192, extra_args=("--ubatch-size=128",)).shape().ubatch == 128
+    assert ReplicaLaunch(8192, launch="binary").shape().logit_rows == 512
+
+
+def test_smaller_launches_are_smaller() -> None:
+    words = [said for said, _launch in smaller_launches(ReplicaLaunch(4096, slots=4))]
+    assert words[:2] == ["kv_quant: int8", "max_context: 2048"]
+    assert "max_concurrency: 1" in words
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        ("model: qwen3-8b, max_context: 40961", "config.out_of_range"),
+        ("model: qwen3-8b, max_context: 0", None),
+        ("model: qwen3-8b, memory: 6", None),
+        ("model: qwen3-8b, memory: 0 GiB", None),
+        ("model: qwen3-8b, memory: 6 GB", None),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_is_written(tmp_path: Path, written: str, code: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(tmp_path, written)
+    (finding,) = caught.value.diagnostics
+    assert code is None or finding.code == code
+    assert finding.span is not None
+
+
+def test_max_context_is_what_the_runtime_is_told(tmp_path: Path) -> None:
+    made = config(tmp_path, "model: qwen3-8b, max_context: 2048, memory: 900 MiB")
+    (member,) = (one for one in desired_of(made) if one.address.kind == "deployment")
+    assert member.spec["context_length"] == 2048
+    assert "memory" not in member.spec
+
+
+def _plan(made: CompiledConfig, snapshot: NodeSnapshot) -> Any:
+    snapshots = {"local": snapshot}
+    inputs = PlanInputs(
+        mode="apply",
+        desired=desired_of(replace(made, lineage="l", signers={"a": "b"})),
+        recorded={},
+        snapshots=snapshots,
+        hosts={name: host.connection for name, host in made.hosts.items()},
+        lineage=None,
+        serial=0,
+        config_digest="",
+        catalog_digest="",
+        now=datetime(2026, 11, 30, tzinfo=UTC),
+    )
+    return with_memory(build_plan(inputs, PROVIDERS), made, snapshots)
+
+
+def test_a_plan_says_what_each_deployment_needs_and_exits_4_where_it_cannot_be(tmp_path: Path) -> None:
+    made = config(tmp_path, "model: qwen3-8b")
+    fits = _plan(made, told(32))
+    (row,) = (change for change in fits.changes if change.address.kind == "deployment")
+    assert row.memory_bytes == needs_of(made.hosts["local"], told(32)).deployments[0].figure.total_bytes
+    assert row.notes[0].startswith("memory: 10.7 GiB a replica, at most: weights 4.7 GiB, context 5.6 GiB")
+    assert not fits.unfit
+    assert plan_exit_code(fits) == 2
+    short = _plan(made, told(12))
+    assert plan_exit_code(short) == 4
+    (sentence,) = short.unfit
+    assert sentence.startswith("local cannot hold d0: qwen3-8b:q4_k_m needs")
+    assert "set kv_quant: int8" in sentence or "set max_context" in sentence
+
+
+def test_a_plan_names_a_host_that_cannot_hold_all_at_once(tmp_path: Path) -> None:
+    two = config(tmp_path, "model: qwen3-8b, max_context: 4096", "model: qwen3-8b, max_context: 2048")
+    (sentence,) = _plan(two, told(12)).unfit
+    assert sentence.startswith("local cannot hold all at once: all 2 deployments need")
