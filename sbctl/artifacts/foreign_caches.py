@@ -51,19 +51,19 @@ class Candidate:
 
 def foreign_caches(environ: Mapping[str, str]) -> tuple[ForeignCache, ...]:
     """Those of the user whose environment this is, and of a system-wide Ollama; each once, only what is there."""
-    home = environ.get("HOME", "")
-    hub = environ.get("HF_HUB_CACHE") or (environ["HF_HOME"] + "/hub" if environ.get("HF_HOME") else "")
-    cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    home = environ.get("HOME") or ""
+    cache = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
+    hub_home = environ.get("HF_HOME") or (f"{cache}/huggingface" if cache else "")
     places: list[tuple[ForeignKind, str]] = [
-        ("ollama", environ.get("OLLAMA_MODELS") or f"{home}/.ollama/models"),
+        ("ollama", environ.get("OLLAMA_MODELS") or (f"{home}/.ollama/models" if home else "")),
         ("ollama", _SYSTEM_OLLAMA),
-        ("lm-studio", f"{home}/.lmstudio/models"),
-        ("lm-studio", f"{cache}/lm-studio/models"),
-        ("huggingface", hub or f"{cache}/huggingface/hub"),
+        ("lm-studio", f"{home}/.lmstudio/models" if home else ""),
+        ("lm-studio", f"{cache}/lm-studio/models" if cache else ""),
+        ("huggingface", environ.get("HF_HUB_CACHE") or (f"{hub_home}/hub" if hub_home else "")),
     ]
     found: dict[Path, ForeignCache] = {}
     for kind, text in places:
-        if os.path.isabs(text) and (home or text != f"{home}{text}") and os.path.isdir(text):
+        if os.path.isabs(text) and os.path.isdir(text):
             found.setdefault(Path(os.path.realpath(text)), ForeignCache(kind, Path(text)))
     return tuple(found.values())
 
