@@ -115,7 +115,7 @@ class _Unpacking:
         top, _, rest = plain.partition("/")
         if self._top is None:
             self._top = top
-        if top != self._top or (not rest and not member.isdir()):
+        if top in ("", ".", "..") or top != self._top or (not rest and not member.isdir()):
             raise _refused(self._archive, "not everything in it stands below one directory")
         return rest
 

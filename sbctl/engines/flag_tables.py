@@ -80,6 +80,7 @@ FLAG_VALUES: Final[Mapping[str, Value | None]] = {
     "--lora-scaled": _TEXT,
     "--embeddings": None,
     "--rerank": None,
+    "--pooling": Value(words=("mean", "cls", "last")),
     "--seed": Value(0, 2**32 - 1),
     "--load-mode": Value(words=("auto", "none", "mmap", "mlock", "mmap+mlock")),
     "--no-mmap": None,

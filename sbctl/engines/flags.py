@@ -64,6 +64,7 @@ ALLOWED_FLAGS: Final[Mapping[str, Mapping[str, _Check | None]]] = {
         "--batch-size": _whole(1, 1_048_576),
         "--ubatch-size": _whole(1, 1_048_576),
         "--seed": _U32,
+        "--pooling": _one_of("mean", "cls", "last"),
     },
     "vllm": {
         "--enable-prefix-caching": None,

@@ -98,7 +98,7 @@ class LlamaCpp:
             raise ValueError(f"llama.cpp takes a path for a socket only when it ends in .sock: {address.unix_path}")
         extra = {flag.flag: flag for flag in parse_extra_args("llama_cpp", request.extra_args)}
         listed = [
-            *_served(request),
+            *_served(request, extra),
             *_worked(request, extra),
             *_placed(build, request),
             *_kept(request, extra),
@@ -168,7 +168,7 @@ def _canary(request: LaunchRequest) -> Canary:
             return Canary("/v1/completions", {"model": request.alias, "prompt": "Hi", "max_tokens": 1, "stream": False})
 
 
-def _served(request: LaunchRequest) -> list[Option]:
+def _served(request: LaunchRequest, extra: Mapping[str, ExtraFlag]) -> list[Option]:
     address = request.address
     modes = {"chat": (), "embedding": (("--embeddings", None),), "rerank": (("--rerank", None),)}
     return [
@@ -177,6 +177,7 @@ def _served(request: LaunchRequest) -> list[Option]:
         ("--host", str(address.unix_path) if address.unix_path is not None else "127.0.0.1"),
         *((("--port", str(address.port)),) if address.port is not None else ()),
         *modes[request.mode],
+        *((("--pooling", extra["--pooling"].value),) if "--pooling" in extra else ()),
         *((("--lora-scaled", _adapters(request.adapters)),) if request.adapters else ()),
     ]
 
@@ -265,7 +266,16 @@ _OLDER_LOAD_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What llama-server understood before `--load-mode`."""
 _NEVER_LEFT_OUT: Final = frozenset(
-    {"--embeddings", "--rerank", "--lora-scaled", "--cache-type-k", "--cache-type-v", "--tensor-split", "--split-mode"}
+    {
+        "--embeddings",
+        "--rerank",
+        "--pooling",
+        "--lora-scaled",
+        "--cache-type-k",
+        "--cache-type-v",
+        "--tensor-split",
+        "--split-mode",
+    }
 )
 """Without these an engine would do something else than was asked."""
 

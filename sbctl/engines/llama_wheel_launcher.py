@@ -83,6 +83,7 @@ FLAGS: dict[str, Callable[[str], Any] | None] = {
     "--lora-scaled": _adapters,
     "--embeddings": None,
     "--rerank": None,
+    "--pooling": _choice("mean", "cls", "last"),
     "--seed": _count,
     "--load-mode": _choice("auto", "none", "mmap", "mlock", "mmap+mlock"),
     "--fit": _choice("on", "off"),
@@ -160,6 +161,9 @@ def _common_params(given: dict[str, Any], xllamacpp: Any) -> Any:
         params.lora_adapters = [_adapter(path, scale, xllamacpp) for path, scale in given["--lora-scaled"]]
     if "--embeddings" in given or "--rerank" in given:
         params.embedding = True
+    if "--pooling" in given:
+        kind = f"LLAMA_POOLING_TYPE_{given['--pooling'].upper()}"
+        params.pooling_type = getattr(xllamacpp.llama_pooling_type, kind)
     if "--rerank" in given:
         params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     if "--seed" in given:

@@ -29,6 +29,7 @@ _TAIL_LINES: Final = 15
 _EFFORT_EVERY_S: Final = 5.0
 _LONGEST_START_S: Final = 3600.0
 _CANARY_TIMEOUT_S: Final = 60.0
+_END_SHOWS_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ async def await_ready(
     tasks = {probing, exiting, stalling}
     try:
         done, _ = await asyncio.wait(tasks, timeout=_LONGEST_START_S, return_when=asyncio.FIRST_COMPLETED)
+        if probing in done and probing.exception() is not None:
+            # What was asked may have failed since the engine was ending: its end explains more.
+            done |= (await asyncio.wait({exiting}, timeout=_END_SHOWS_S))[0]
         if exiting in done:
             raise await exit_error(exiting.result(), engine, while_loading=True)
         if probing not in done:

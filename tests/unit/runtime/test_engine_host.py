@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sbctl.base.errors import EngineError, SbctlError
+from sbctl.engines.llama_cpp import LlamaCpp
 from sbctl.engines.model import EngineAddress, LaunchSpec, engine_environment
 from sbctl.runtime import ownership as ownership_module
 from sbctl.runtime.engine_exit import EngineExit
@@ -22,13 +23,15 @@ from sbctl.runtime.engine_host import ChildEngineHost, EngineLabel, OutputRing
 from sbctl.runtime.listener_proof import free_loopback_port, prove_listener
 from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords, end_tree
 from sbctl.runtime.processes import ProcessIdentity, boot_id, own_identity, process_identity, signal_process, tree_of
+from tests.simulators.llama_launches import launch_request
 
 LABEL = EngineLabel("q", 0, 1)
+PROBE = LlamaCpp().probe(launch_request())
 
 
 def _spec(code: str, address: EngineAddress | None = None) -> LaunchSpec:
     argv = (sys.executable, "-I", "-S", "-c", code)
-    return LaunchSpec(argv, engine_environment({"LANG": "C.UTF-8"}), address or EngineAddress(port=1), "/health")
+    return LaunchSpec(argv, engine_environment({"LANG": "C.UTF-8"}), address or EngineAddress(port=1), PROBE)
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def test_a_signal_without_a_name_is_its_number() -> None:
 
 async def test_a_program_that_is_not_there_is_said(host: tuple[ChildEngineHost, OwnershipRecords]) -> None:
     engines, records = host
-    spec = LaunchSpec(("/does/not/exist",), {}, EngineAddress(port=1), "/health")
+    spec = LaunchSpec(("/does/not/exist",), {}, EngineAddress(port=1), PROBE)
     engine = await engines.start(spec, LABEL)
     assert (await engine.wait()).returncode == 127
     assert "cannot be executed" in (await engine.last_lines(1))[0]
@@ -247,12 +250,13 @@ def test_F24_an_engine_dies_with_the_process_that_started_it(tmp_path: Path) -> 
     script = f"""
 import asyncio, os, sys
 from pathlib import Path
-from sbctl.engines.model import EngineAddress, LaunchSpec
+from sbctl.engines.model import Canary, EngineAddress, LaunchSpec, ProbePlan
 from sbctl.runtime.engine_host import ChildEngineHost, EngineLabel
 from sbctl.runtime.ownership import OwnershipRecords
+PROBE = ProbePlan("/health", Canary("/", {{}}))
 async def main():
     host = ChildEngineHost(OwnershipRecords(Path({str(tmp_path / "engines")!r})), Path({str(tmp_path)!r}))
-    spec = LaunchSpec((sys.executable, "-S", "-c", {SLEEP!r}), {{}}, EngineAddress(port=1), "/health")
+    spec = LaunchSpec((sys.executable, "-S", "-c", {SLEEP!r}), {{}}, EngineAddress(port=1), PROBE)
     engine = await host.start(spec, EngineLabel("q", 0, 1))
     while not await engine.last_lines(1):
         await asyncio.sleep(0.01)

@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from sbctl.base.errors import EngineError, HostError
+from sbctl.engines.llama_cpp import LlamaCpp
 from sbctl.engines.model import EngineAddress, LaunchSpec
 from sbctl.runtime.engine_host import EngineLabel
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.unit_host import UnitEngineHost
 from sbctl.runtime.unit_records import UnitRecords, start_fingerprint
+from tests.simulators.llama_launches import launch_request
 from tests.simulators.unit_world import Running, running, until, wheel_request
 
 LABEL = EngineLabel("chat", 0, 1)
+PROBE = LlamaCpp().probe(launch_request())
 
 
 class Node:
@@ -38,7 +41,7 @@ class Node:
         request = wheel_request(self.there.place, socket.parent.name)
         argv = [str(context) if word == "512" else word for word in request["argv"]]  # type: ignore[attr-defined]
         env = {"LANG": "C.UTF-8", "HOME": "/root", "PATH": "/evil", "LD_PRELOAD": "/x"}
-        return LaunchSpec(tuple(argv), env, EngineAddress(unix_path=socket), "/health", context_length=context)
+        return LaunchSpec(tuple(argv), env, EngineAddress(unix_path=socket), PROBE, context_length=context)
 
 
 @pytest.fixture
@@ -158,7 +161,7 @@ async def test_the_record_is_durable_before_the_unit_is_asked_for(node: Node) ->
 def test_a_launch_is_the_same_whatever_its_address_is() -> None:
     def by_port(port: int, *more: str, **changes: object) -> str:
         argv = ("/llama-server", "--port", str(port), "--ctx-size", "512", *more)
-        return start_fingerprint(replace(LaunchSpec(argv, {}, EngineAddress(port=port), "/health"), **changes))  # type: ignore[arg-type]
+        return start_fingerprint(replace(LaunchSpec(argv, {}, EngineAddress(port=port), PROBE), **changes))  # type: ignore[arg-type]
 
     assert by_port(4000) == by_port(512)
     assert len({by_port(4000), by_port(4000, "--mlock"), by_port(4000, env={"LANG": "C"}), by_port(4000, slots=2)}) == 4
