@@ -17,6 +17,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +33,14 @@ from sbctl.node.records import EventKind
 from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.control import control_app
-from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.drain import Drain
+from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
 from sbctl.runtime.event_log import EventLog, EventSink
+from sbctl.runtime.event_loop import run_in_loop
+from sbctl.runtime.gateway.gateway import Gateway
+from sbctl.runtime.gateway.server import App, GatewayServer
+from sbctl.runtime.https_only import HttpsOnly
 from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
@@ -47,6 +52,8 @@ from sbctl.runtime.node_provisioner import NodeProvisioner
 from sbctl.runtime.notify import Notifier
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.provision import quiet
+from sbctl.runtime.public_tls_service import HeldCertificate, with_certificate
+from sbctl.runtime.rate_limit import RateLimiter
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
@@ -87,6 +94,7 @@ class Daemon:
             offline=config.offline,
             by_hand=settings.started_by_hand,
             events=self._events,
+            fetch_settings=lambda: host_fetch_settings(config, paths, os.environ),
         )
         self._reconciler = Reconciler(
             scope=config.host,
@@ -107,14 +115,24 @@ class Daemon:
         self._identity = HeldIdentity(paths, SYSTEM_CLOCK) if config.identity else None
         if self._identity is not None:
             self._identity.start()
-        self._data = DataPlane(
-            self._reconciler, self._metrics, self._drain, bound_to_loopback=is_loopback(config.http_bind_address)
+        self._certificate: HeldCertificate | None = None
+        if config.https_bind_port is not None:
+            self._certificate = HeldCertificate(paths, config, os.environ, SYSTEM_CLOCK, self._events)
+            self._certificate.start()
+            self._metrics.watch_certificate(self._certificate.tls)
+        self._data = Gateway(
+            self._reconciler,
+            self._metrics,
+            RateLimiter(),
+            self._drain,
+            bound_to_loopback=is_loopback(config.http_bind_address),
         )
-        self._listeners: list[Listener] = []
+        self._listeners: list[Listener | GatewayServer] = []
         """The control socket's last: it answers to the end."""
-        self._bound: list[tuple[Listener, socket.socket]] = []
+        self._bound: list[tuple[Listener | GatewayServer, socket.socket, ssl.SSLContext | None]] = []
         self._restored = False
         self._http_url = ""
+        self._https_url: str | None = None
         self._admin_url: str | None = None
 
     def status(self) -> dict[str, Any]:
@@ -127,6 +145,8 @@ class Daemon:
             "config_sha256": self._settings.config_sha256,
             "trust_digest": self._trust_digest,
             "http_url": self._http_url,
+            "https_url": self._https_url,
+            "tls": None if self._certificate is None else self._certificate.status(),
             "admin_url": self._admin_url,
             "started_by_hand": self._settings.started_by_hand,
             "changing": self._reconciler.is_changing,
@@ -151,15 +171,18 @@ class Daemon:
             else:
                 await self._reconciler.restore(adopted)
             await self._host.drop_unclaimed()
-            for listener, sock in self._bound:
-                await listener.start(sock)
+            for listener, sock, tls in self._bound:
+                await listener.start(sock, tls=tls)
             self._restored = True
             self._notifier.ready(f"serving {self._http_url}")
             self._events.tell(EventKind.RUNTIME_STARTED, f"version {__version__}, pid {os.getpid()}, {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
-            watching = asyncio.create_task(self._drain.watch())
+            watching = [asyncio.create_task(self._drain.watch())]
+            if self._certificate is not None:
+                watching.append(asyncio.create_task(self._certificate.watch()))
             await self._wait(stop)
-            watching.cancel()
+            for watch in watching:
+                watch.cancel()
         finally:
             await self._shut_down()
 
@@ -167,7 +190,7 @@ class Daemon:
         config = self._settings.config
         data = self._port(config.http_bind_address, config.http_bind_port)
         self._http_url = base_url(data)
-        self._will_listen(self._data.app(), data)
+        self._will_listen(GatewayServer(self._secured()), data)
         if config.admin_enabled:
             admin = self._port(config.admin_bind, config.admin_port)
             self._admin_url = base_url(admin)
@@ -182,18 +205,35 @@ class Daemon:
                 port=int(admin.getsockname()[1]),
                 bind=config.admin_bind,
             )
-            self._will_listen(plane.app(), admin)
-        control = Listener(with_identity(control_app(self._reconciler, self.status, self._drain), self._identity))
+            self._will_listen(Listener(plane.app()), admin)
+        app = with_identity(control_app(self._reconciler, self.status, self._drain), self._identity)
+        control = Listener(with_certificate(app, self._certificate))
         self._listeners.append(control)
         await control.start(_bind_unix(self._settings.paths.control_socket))
+
+    def _secured(self) -> App:
+        """Listen for https where there is a certificate. What http then offers: all but the origins that are served over https alone."""
+        config = self._settings.config
+        if self._certificate is None or config.https_bind_port is None:
+            return self._data
+        secured = self._port(config.http_bind_address, config.https_bind_port)
+        self._https_url = base_url(secured, scheme="https")
+        self._will_listen(GatewayServer(self._data), secured, tls=self._certificate.tls.context)
+        return HttpsOnly(
+            self._data,
+            self._reconciler,
+            port=int(secured.getsockname()[1]),
+            bound_to_loopback=is_loopback(config.http_bind_address),
+        )
 
     def _port(self, address: str, port: int) -> socket.socket:
         return self._handed_over.take(address, port) or bind_tcp(address, port)
 
-    def _will_listen(self, app: Any, sock: socket.socket) -> None:
-        listener = Listener(app)
+    def _will_listen(
+        self, listener: Listener | GatewayServer, sock: socket.socket, *, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._listeners.append(listener)
-        self._bound.append((listener, sock))
+        self._bound.append((listener, sock, tls))
 
     async def _wait(self, stop: asyncio.Event) -> None:
         interval_s = self._notifier.watchdog_interval_s
@@ -206,11 +246,11 @@ class Daemon:
         """Within the shutdown deadline: nothing new, what runs finishes or is cut, engines stop."""
         self._notifier.stopping()
         self._log.info("stopping")
-        for listener, _sock in self._bound:
+        for listener, _sock, _tls in self._bound:
             listener.refuse_new()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._settings.config.shutdown_deadline_ms / 1000
-        await asyncio.gather(*(listener.see_off(end_s - loop.time()) for listener, _sock in self._bound))
+        await asyncio.gather(*(listener.see_off(end_s - loop.time()) for listener, _sock, _tls in self._bound))
         self._data.stop_admitting()
         await self._reconciler.shutdown(drain_s=max(0.0, end_s - loop.time()))
         for listener in self._listeners:
@@ -279,7 +319,7 @@ def run_serve(argv: list[str]) -> int:
         settings = load_settings(paths, parsed.config)
         if parsed.locked:
             refuse_drifted_models(settings, parsed.config)
-        asyncio.run(Daemon(settings, Notifier(os.environ), handed_over).serve())
+        run_in_loop(Daemon(settings, Notifier(os.environ), handed_over).serve())
     finally:
         lock.release()
     return 0

@@ -1,70 +1,71 @@
-"""How the runtime talks to one engine: HTTP over its UNIX socket or loopback port, no proxy, no redirect, bounded answers.
-
-Each request has a connection of its own: closing it is how a request is cancelled, and an idle pooled one would keep a thread of the
-engine's server busy and may be closed under us.
-"""
+"""How the runtime itself asks one engine: probes and questions with bounded answers, over the connections that callers' requests use."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import aiohttp
-
+from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError
-from sbctl.engines.model import EngineAddress
+from sbctl.engines.model import Canary, EngineAddress
+from sbctl.runtime.gateway.upstream import ENGINE_ERRORS, EnginePool, request_head
 
-__all__ = ["ENGINE_ERRORS", "EngineClient"]
-
-ENGINE_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError)
-"""What a call to an engine that is dying raises."""
+__all__ = ["EngineClient"]
 
 _PROBE_TIMEOUT_S: Final = 2.0
-_JSON_MAX_BYTES: Final = 1024 * 1024
+_ANSWER_MAX_BYTES: Final = 1024 * 1024
+_COUNT_MAX_BYTES: Final = 32 * 1024 * 1024
+"""Of an answer that lists the tokens of a long prompt."""
+
+
+class _Collector:
+    """An answer in memory; `done` has its status, or the error."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.status = 0
+        self.body = bytearray()
+        self._max_bytes = max_bytes
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def head(self, status: int, fields: dict[bytes, bytes]) -> None:  # noqa: ARG002 - as AnswerSink
+        self.status = status
+
+    def data(self, data: bytes) -> None:
+        self.body += data
+        if len(self.body) > self._max_bytes:
+            self.broke("the answer is too long")
+
+    def end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def broke(self, why: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError(why))
 
 
 class EngineClient:
     """A client of one engine. Close it with the engine."""
 
     def __init__(self, address: EngineAddress) -> None:
-        connector: aiohttp.BaseConnector
-        if address.unix_path is not None:
-            self._base = "http://engine"
-            connector = aiohttp.UnixConnector(path=str(address.unix_path), force_close=True, limit=0)
-        else:
-            self._base = f"http://127.0.0.1:{address.port}"
-            connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            trust_env=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            read_bufsize=256 * 1024,
-        )
+        self.pool = EnginePool(address)
+        self._counts_tokens = True
 
     async def status(self, path: str, *, timeout_s: float = _PROBE_TIMEOUT_S) -> int | None:
         """The status of a GET; None when nothing answered in time."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.get(self._base + path, timeout=timeout, allow_redirects=False) as response:
-                return response.status
+            return (await self._ask("GET", path, b"", timeout_s))[0]
         except ENGINE_ERRORS:
             return None
 
     async def text(self, path: str, *, timeout_s: float = _PROBE_TIMEOUT_S) -> str | None:
         """The body of a GET that answered 200, at most 1 MiB; None otherwise."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.get(self._base + path, timeout=timeout, allow_redirects=False) as response:
-                if response.status != 200:
-                    return None
-                data = await response.content.read(_JSON_MAX_BYTES)
-                return data.decode("utf-8", errors="replace")
+            status, body = await self._ask("GET", path, b"", timeout_s)
         except ENGINE_ERRORS:
             return None
+        return body.decode("utf-8", errors="replace") if status == 200 else None
 
     async def json(self, path: str) -> Any:
         """The parsed body of a GET; None when there is none."""
@@ -74,39 +75,52 @@ class EngineClient:
         except ValueError:
             return None
 
-    async def produce_token(self, model: str, *, timeout_s: float) -> None:
-        """One token by the completion route. Raises EngineError `engine_health_failed`."""
-        body = {"model": model, "prompt": "Hi", "max_tokens": 1, "stream": False}
+    async def produce(self, canary: Canary, *, timeout_s: float) -> None:
+        """One small answer. Raises EngineError `engine_health_failed`."""
         try:
-            async with self.post("/v1/completions", json.dumps(body).encode(), timeout_s=timeout_s) as response:
-                if response.status == 200:
-                    await response.read()
-                    return
-                problem = f"it answered {response.status}"
+            status, answer = await self._ask("POST", canary.path, json.dumps(canary.body).encode(), timeout_s)
+            said = display_safe(answer[:300].decode("utf-8", "replace"), max_chars=300)
+            problem = "" if status == 200 else f"it answered {status}: {said}"
         except ENGINE_ERRORS as error:
-            problem = str(error) or type(error).__name__
-        raise EngineError("engine_health_failed", f"the engine produced no token: {problem}", retryable=True)
+            problem = str(error) or f"no answer in {timeout_s:.0f} s"
+        if problem:
+            raise EngineError("engine_health_failed", f"the engine produces nothing: {problem}", retryable=True)
 
-    @asynccontextmanager
-    async def post(
-        self, path: str, body: bytes, *, timeout_s: float | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A JSON request; leaving the block before the answer's end closes the connection and so cancels the request.
-
-        Raises what `ENGINE_ERRORS` lists.
-        """
-        async with self._session.post(
-            self._base + path,
-            data=body,
-            headers={"Content-Type": "application/json"},
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0),
-            allow_redirects=False,
-        ) as response:
-            try:
-                yield response
-            finally:
-                if not response.content.at_eof():
-                    response.close()
+    async def count_tokens(self, text: str) -> int | None:
+        """How many tokens its model makes of a text; None when it cannot tell. Nothing waits for a slot."""
+        if not self._counts_tokens:
+            return None
+        try:
+            body = json.dumps({"content": text}).encode()
+            status, answer = await self._ask("POST", "/tokenize", body, _PROBE_TIMEOUT_S, _COUNT_MAX_BYTES)
+            document = json.loads(answer) if status == 200 else None
+        except (*ENGINE_ERRORS, ValueError):
+            return None
+        self._counts_tokens = status not in (404, 405, 501)
+        tokens = document.get("tokens") if isinstance(document, dict) else None
+        return len(tokens) if isinstance(tokens, list) else None
 
     async def close(self) -> None:
-        await self._session.close()
+        self.pool.close()
+
+    async def _ask(
+        self, method: str, path: str, body: bytes, timeout_s: float, max_bytes: int = _ANSWER_MAX_BYTES
+    ) -> tuple[int, bytes]:
+        """Status and body. Raises what `ENGINE_ERRORS` lists; leaving early cancels the request."""
+        head = request_head(method, path, len(body), "application/json", "runtime")
+        async with asyncio.timeout(timeout_s):
+            for last in (False, True):
+                connection = await self.pool.connection(fresh=last)
+                collector = _Collector(max_bytes)
+                connection.send(head, body, collector)
+                try:
+                    await collector.done
+                except ConnectionError:
+                    if last or not connection.is_reused or collector.status:
+                        raise
+                    continue
+                finally:
+                    if not collector.done.done() or collector.done.cancelled() or collector.done.exception():
+                        connection.abort()
+                return collector.status, bytes(collector.body)
+        raise ConnectionError("the engine closed the connection")

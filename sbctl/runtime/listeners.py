@@ -17,7 +17,7 @@ import ssl
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -76,7 +76,8 @@ class _Connection(asyncio.Protocol):
         self._header_complete = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's is no subclass of asyncio's.
+        transport = cast("asyncio.Transport", transport)
         self._transport = transport
         self._listener.opened(transport, self)
         self._arm()

@@ -6,18 +6,22 @@ Label values come from the bundle and from tables here, never from a request, so
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sbctl.runtime.gateway.ports import Outcome
+from sbctl.runtime.public_tls import PublicTls
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_states import ReplicaPhase
 
 __all__ = ["RuntimeMetrics"]
 
 _READY_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 300, 600)
+_WAIT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _PREFIX: Final = "sbproxy_model_host_"
 
 
@@ -48,6 +52,32 @@ class _Gauges(Collector):
         yield GaugeMetricFamily("sbctl_runtime_revision", "Commits of this process.", value=self._reconciler.revision)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What every request of one deployment counts in, looked up once."""
+
+    answered: Counter
+    queue_s: Histogram
+    first_s: Histogram
+    prompt: Counter
+    completion: Counter
+
+
+class _CertificateGauge(Collector):
+    def __init__(self, tls: PublicTls) -> None:
+        self._tls = tls
+
+    def collect(self) -> Iterator[Metric]:
+        ends = GaugeMetricFamily(
+            "sbctl_tls_certificate_not_after_seconds",
+            "When the certificate that callers see ends, in seconds since 1970; 0 without a certificate that can be shown.",
+            labels=["plane"],
+        )
+        held = self._tls.certificate
+        ends.add_metric([self._tls.plane], 0.0 if held is None else held.not_after.timestamp())
+        yield ends
+
+
 class RuntimeMetrics:
     """Counters are written where things happen; `render` is the text of /metrics."""
 
@@ -75,6 +105,27 @@ class RuntimeMetrics:
             ["deployment", "status"],
             registry=self._registry,
         )
+        self._queue_s = Histogram(
+            "sbctl_request_queue_seconds",
+            "From a request's arrival to its place at an engine.",
+            ["deployment"],
+            buckets=_WAIT_BUCKETS,
+            registry=self._registry,
+        )
+        self._first_s = Histogram(
+            "sbctl_request_first_token_seconds",
+            "From a request's arrival to the first byte of the engine's answer.",
+            ["deployment"],
+            buckets=_WAIT_BUCKETS,
+            registry=self._registry,
+        )
+        self._tokens = Counter(
+            "sbctl_request_tokens_total",
+            "Tokens read (prompt) and written (completion), as engines count them.",
+            ["deployment", "kind"],
+            registry=self._registry,
+        )
+        self._rows: dict[str, _Row] = {}
         self._broken = Counter(
             "sbctl_broken_streams_total",
             "Streams that an engine did not finish.",
@@ -86,6 +137,10 @@ class RuntimeMetrics:
         """Once: the runtime whose gauges are shown."""
         self._registry.register(_Gauges(reconciler))
 
+    def watch_certificate(self, tls: PublicTls) -> None:
+        """Once: the certificate whose end is shown."""
+        self._registry.register(_CertificateGauge(tls))
+
     def rejected(self, deployment: str, priority: str, reason: str) -> None:
         self._rejections.labels(deployment, priority, reason).inc()
 
@@ -94,11 +149,32 @@ class RuntimeMetrics:
         if outcome == "ready":
             self._ready_s.labels(engine).observe(seconds)
 
-    def answered(self, deployment: str, status: int) -> None:
-        self._requests.labels(deployment, str(status)).inc()
+    def finished(self, outcome: Outcome) -> None:
+        """One request that had a deployment has its answer, or its caller is gone (status 499)."""
+        row = self._rows.get(outcome.deployment)
+        if row is None:
+            row = self._rows[outcome.deployment] = self._row(outcome.deployment)
+        if outcome.status == 200:
+            row.answered.inc()
+        else:
+            self._requests.labels(outcome.deployment, str(outcome.status)).inc()
+        row.queue_s.observe(outcome.queued_s)
+        if outcome.first_byte_s is not None:
+            row.first_s.observe(outcome.first_byte_s)
+        if outcome.usage is not None:
+            row.prompt.inc(outcome.usage.prompt_tokens)
+            row.completion.inc(outcome.usage.completion_tokens)
+        if outcome.broke:
+            self._broken.labels(outcome.deployment).inc()
 
-    def stream_broke(self, deployment: str) -> None:
-        self._broken.labels(deployment).inc()
+    def _row(self, deployment: str) -> _Row:
+        return _Row(
+            self._requests.labels(deployment, "200"),
+            self._queue_s.labels(deployment),
+            self._first_s.labels(deployment),
+            self._tokens.labels(deployment, "prompt"),
+            self._tokens.labels(deployment, "completion"),
+        )
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

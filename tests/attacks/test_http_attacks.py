@@ -20,11 +20,13 @@ from sbctl.base.secret import Secret
 from sbctl.node.paths import node_paths
 from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.binding import bind_tcp
-from sbctl.runtime.data_plane import DataPlane
 from sbctl.runtime.drain import Drain
+from sbctl.runtime.gateway.gateway import Gateway
+from sbctl.runtime.gateway.server import GatewayLimits, GatewayServer
 from sbctl.runtime.listeners import PROBE_ROUTES, Listener, ListenerLimits, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import quiet
+from sbctl.runtime.rate_limit import RateLimiter
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.store import RuntimeStore
 from sbctl.trust.bundle import OriginMember
@@ -34,6 +36,7 @@ from tests.simulators.runtime_world import Operator, content, member
 PASSWORD = "correct horse"
 BASIC = "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
 LIMITS = ListenerLimits(header_s=0.3, write_stall_s=0.3, idle_s=0.5, connections=8)
+GATEWAY_LIMITS = GatewayLimits(header_s=0.3, body_s=0.5, write_stall_s=0.3, idle_s=0.5, connections=8)
 
 
 class Target:
@@ -55,7 +58,7 @@ class Target:
         )
         self.metrics.watch(self.reconciler)
         self.paths = node_paths(0, {"SBCTL_NODE_PREFIX": str(folder)})
-        self.listeners: list[Listener] = []
+        self.listeners: list[Listener | GatewayServer] = []
         self.admin_port = self.data_port = 0
 
     async def start(self) -> None:
@@ -72,18 +75,16 @@ class Target:
             bind="127.0.0.1",
             port=self.admin_port,
         ).app()
-        await self._listen(self.admin, sock)
+        await self._listen(Listener(self.admin, LIMITS), sock)
         sock = bind_tcp("127.0.0.1", 0)
         self.data_port = sock.getsockname()[1]
-        await self._listen(
-            DataPlane(self.reconciler, self.metrics, Drain(self.paths), bound_to_loopback=True).app(), sock
-        )
+        gateway = Gateway(self.reconciler, self.metrics, RateLimiter(), Drain(self.paths), bound_to_loopback=True)
+        await self._listen(GatewayServer(gateway, GATEWAY_LIMITS), sock)
         cold = member(facts(), "/engine", warm=False, pull="on_demand", cold_start="reject")
         desired = content({"q": cold}, origins={"ai.internal": OriginMember(models={"public": "q"})})
         await self.reconciler.apply_content(desired, quiet)
 
-    async def _listen(self, app: web.Application, sock: Any) -> None:
-        listener = Listener(app, LIMITS)
+    async def _listen(self, listener: Listener | GatewayServer, sock: Any) -> None:
         self.listeners.append(listener)
         await listener.start(sock)
 
@@ -577,7 +578,8 @@ async def test_G23_answers_hold_no_host_port_path_or_engine_text(target: Target)
     [
         ("GET /v1/chat/completions", 405),
         ("POST /v1/models", 405),
-        ("POST /v1/embeddings", 404),
+        ("POST /v1/embeddings", 415),
+        ("POST /v1/moderations", 404),
         ("POST /v1/completions", 415),
         ("GET /slots", 404),
         ("GET /", 404),
@@ -634,7 +636,7 @@ async def test_G23_a_malformed_request_is_not_repeated(
 
 @pytest.mark.parametrize("size", [200_000, 3_000_000])
 async def test_G7_a_large_body_that_comes_at_once_is_read(target: Target, size: int) -> None:
-    body = b'{"model": "public", "messages": [{"role": "user", "content": "%b"}]}' % (b"x" * size)
+    body = b'{"model": "public", "metadata": "%b", "messages": [{"role": "user", "content": "Hi"}]}' % (b"x" * size)
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )

@@ -379,7 +379,7 @@ def test_cold_start_reject_starts_nothing(node: Path, operator: Operator) -> Non
         assert runtime.engine_pids() == []
 
 
-def test_a_full_queue_is_429_and_a_key_decides_model_and_rate(node: Path, operator: Operator) -> None:
+def test_a_full_queue_is_503_and_a_key_decides_model_and_rate(node: Path, operator: Operator) -> None:
     import hashlib
 
     program = engine_program(node, token_delay_s=0.02)
@@ -407,7 +407,7 @@ def test_a_full_queue_is_429_and_a_key_decides_model_and_rate(node: Path, operat
         held = threading.Thread(target=lambda: ask("one", stream=True, max_tokens=100))
         held.start()
         _until(lambda: _active(runtime) == 1)
-        assert ask("one") == (429, "queue_full")
+        assert ask("one") == (503, "queue_full")
         held.join()
         assert ask("one", model="other") == (404, "unknown_model")
 

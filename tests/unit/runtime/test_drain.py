@@ -12,7 +12,7 @@ from sbctl.node.drain_file import clear_drain, drain_path, read_drain, write_dra
 from sbctl.node.lease_holder import LeaseHolder
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.runtime.drain import Drain
-from sbctl.runtime.http_errors import error_response
+from sbctl.runtime.gateway.answers import error_answer
 from tests.simulators.engine_world import in_virtual_time
 
 
@@ -33,7 +33,7 @@ def test_what_runs_goes_on_and_what_comes_is_sent_away_with_a_time(paths: NodePa
         with pytest.raises(EngineError) as refused, drain.request():
             pass
     assert drain.active == 0
-    response = error_response(refused.value, "r1")
+    response = error_answer(refused.value, "r1")
     assert (response.status, response.headers["Retry-After"]) == (503, "5")
 
 

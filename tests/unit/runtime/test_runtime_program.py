@@ -19,7 +19,7 @@ import structlog
 
 from sbctl.base.errors import EngineError, InputError, RefusedError, SbctlError
 from sbctl.runtime.admission import AdmissionError
-from sbctl.runtime.http_errors import error_response
+from sbctl.runtime.gateway.answers import error_answer
 from sbctl.runtime.jobs import Jobs, new_ulid
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.main import main
@@ -161,7 +161,7 @@ def test_a_job_records_how_it_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "status", "code", "reason", "retry_after"),
     [
-        (AdmissionError("queue_full", "too many", retry_after_s=2.1), 429, "queue_full", "queue_full", "3"),
+        (AdmissionError("queue_full", "too many", retry_after_s=2.1), 503, "queue_full", "queue_full", "3"),
         (AdmissionError("queue_timeout", "waited", retry_after_s=1), 503, "queue_timeout", "queue_timeout", "1"),
         (AdmissionError("draining", "draining", retry_after_s=1), 503, "no_ready_replica", "draining", "1"),
         (EngineError("engine_early_exit", "/secret/path broke"), 503, "no_ready_replica", "engine_early_exit", "1"),
@@ -176,8 +176,8 @@ def test_a_job_records_how_it_ended(tmp_path: Path) -> None:
 def test_error_bodies_in_the_shape_that_clients_read(
     error: SbctlError, status: int, code: str, reason: str, retry_after: str | None
 ) -> None:
-    response = error_response(error, "abc")
-    body: dict[str, Any] = json.loads(response.body)["error"]  # type: ignore[arg-type]
+    response = error_answer(error, "abc")
+    body: dict[str, Any] = json.loads(response.body)["error"]
     assert (response.status, body["code"], body["sbproxy_reason"], response.headers.get("Retry-After")) == (
         status,
         code,

@@ -1,17 +1,18 @@
-"""Errors on the data plane, in the shape that OpenAI's clients read; the status comes from the one table in `base.errors`."""
+"""What the gateway says itself: heads, JSON, errors in the shape that OpenAI's clients read; statuses come from the one table."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
-
-from aiohttp import web
 
 from sbctl.base.errors import HTTP_STATUS, SbctlError
 from sbctl.runtime.admission import AdmissionError
-from sbctl.runtime.listeners import json_headers
 
-__all__ = ["error_document", "error_response"]
+__all__ = ["Answer", "compact", "error_answer", "error_document", "head_bytes", "json_answer"]
 
 _NOT_AVAILABLE: Final = "no_ready_replica"
 _RETRY_STATUSES: Final = frozenset({429, 503})
@@ -21,6 +22,46 @@ _TYPES: Final = {
     403: "permission_error",
     404: "not_found_error",
 }
+_COMMON: Final = b"Server: sbctl\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() + _COMMON for status in HTTPStatus
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `headers` beside those that every answer has and those that frame it."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+def head_bytes(
+    status: int, headers: Mapping[str, str], *, closing: bool, length: int | None, chunked: bool, old: bool
+) -> bytes:
+    """A whole head with its empty line. `old`: the caller speaks HTTP/1.0 and keeps a connection only when told so."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
+    framing = b""
+    if length is not None:
+        framing = b"Content-Length: %d\r\n" % length
+    elif chunked:
+        framing = b"Transfer-Encoding: chunked\r\n"
+    if closing:
+        framing += b"Connection: close\r\n"
+    elif old:
+        framing += b"Connection: keep-alive\r\n"
+    return b"".join((_STATUS_LINES[status], lines, framing, b"\r\n"))
+
+
+def compact(document: Any) -> bytes:
+    """JSON without spaces. Raises UnicodeEncodeError for lone surrogates."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def json_answer(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """`headers` beside the content's type."""
+    return Answer(status, compact(document), {"Content-Type": "application/json", **(headers or {})})
 
 
 def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
@@ -41,7 +82,7 @@ def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
     }
 
 
-def error_response(error: SbctlError, request_id: str) -> web.Response:
+def error_answer(error: SbctlError, request_id: str) -> Answer:
     """The whole answer; 429 and 503 say when to come back."""
     document = error_document(error, request_id)
     status = HTTP_STATUS.status(document["error"]["code"])
@@ -53,7 +94,9 @@ def error_response(error: SbctlError, request_id: str) -> web.Response:
         headers["Retry-After"] = str(max(1, math.ceil(after_s)))
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="sbctl"'
-    return web.json_response(document, status=status, headers=json_headers(headers))
+    if status == 405:
+        headers["Allow"] = str(error.detail.get("allow", ""))
+    return json_answer(document, status=status, headers=headers)
 
 
 def _public(error: SbctlError) -> tuple[str, str]:

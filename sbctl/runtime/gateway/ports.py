@@ -1,0 +1,85 @@
+"""What the gateway needs of everything else, each as small as it gets: who may ask, what is served, and who counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from sbctl.runtime.gateway.answers import Answer
+from sbctl.runtime.gateway.events import Usage
+from sbctl.runtime.generation import Generation
+from sbctl.runtime.routes import RouteTable
+
+__all__ = ["Client", "Desired", "Keys", "Meter", "Outcome", "Source"]
+
+
+class Desired(Protocol):
+    """What is served. The table is immutable; a commit swaps it."""
+
+    @property
+    def routes(self) -> RouteTable: ...
+
+    @property
+    def generations(self) -> Mapping[str, Generation]: ...
+
+
+class Client(Protocol):
+    """One caller's connection while one of its requests runs. Calls after it is gone do nothing."""
+
+    def answer(self, answer: Answer) -> None:
+        """The whole answer; the request is over."""
+        ...
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """An answer of unknown length; its head goes out with the first `write`."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish(self, *, broken: bool = False) -> None:
+        """The answer is over; `broken`: the connection closes behind it."""
+        ...
+
+    def feed_from(self, source: Source | None) -> None:
+        """Whom to ask to wait while this caller does not read; None: nobody any more."""
+        ...
+
+
+class Source(Protocol):
+    """Where an answer comes from, and can be told to wait."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one request went. Times are seconds; None: it did not come so far."""
+
+    deployment: str
+    status: int
+    queued_s: float
+    first_byte_s: float | None
+    total_s: float
+    usage: Usage | None
+    broke: bool
+
+
+class Meter(Protocol):
+    """Counts. Called once for each request that had a deployment."""
+
+    def rejected(self, deployment: str, priority: str, reason: str) -> None:
+        """Refused at the gate."""
+        ...
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+
+class Keys(Protocol):
+    """Limits of a caller's key."""
+
+    def take(self, name: str, *, per_minute: int, now_s: float) -> None:
+        """One request. Raises SbctlError `rate_limited`."""
+        ...

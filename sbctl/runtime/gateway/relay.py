@@ -1,0 +1,243 @@
+"""An engine's answer on its way back, in one of three ways: events as they come, one document, or bytes as they come.
+
+Until the first byte has gone to the caller a failure is only an error, and somebody may try another replica. After it a stream that breaks
+ends with one error event, without `[DONE]`, and with the end of the connection; it is never replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sbctl.base.errors import EngineError, SbctlError
+from sbctl.base.limits import MIB
+from sbctl.runtime.gateway.answers import Answer, compact, error_document
+from sbctl.runtime.gateway.assemble import Assembler
+from sbctl.runtime.gateway.events import EventStream, Usage, engine_error, renamed_document
+from sbctl.runtime.gateway.ports import Client
+
+__all__ = ["BytesRelay", "DocumentRelay", "Relay", "StreamRelay", "WholeRelay"]
+
+_ANSWER_MAX_BYTES: Final = 64 * MIB
+_ERROR_MAX_BYTES: Final = 64 * 1024
+_JSON: Final = "application/json"
+
+
+class Relay:
+    """Takes one answer of an engine (`upstream.AnswerSink`). `done` ends when the caller has it or why there is none is known."""
+
+    def __init__(
+        self, client: Client, headers: Mapping[str, str], progressed: Callable[[], None], *, request_id: str
+    ) -> None:
+        self._client = client
+        self._headers = headers
+        self._progressed = progressed
+        self._request_id = request_id
+        self._refused: bytearray | None = None
+        self._status = 0
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.begun = False
+        """A byte of the answer has gone to the caller."""
+        self.first_byte_s: float | None = None
+        """Loop time of the engine's first byte of an answer."""
+        self.usage: Usage | None = None
+        self.problem: SbctlError | None = None
+        """Why a begun answer broke."""
+
+    @property
+    def heard(self) -> bool:
+        """Whether the engine answered anything."""
+        return self._status != 0
+
+    @property
+    def is_satisfied(self) -> bool:
+        """Whether the engine did all that was asked of it: its connection may be kept."""
+        return self.done.done() and not self.done.cancelled() and self.problem is None and not self.done.exception()
+
+    # What each way does its own way
+
+    def _accepts(self, fields: Mapping[bytes, bytes]) -> None:
+        """A head with status 200."""
+
+    def _take(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """The answer is complete as HTTP."""
+        raise NotImplementedError
+
+    # AnswerSink
+
+    def head(self, status: int, fields: dict[bytes, bytes]) -> None:
+        self._status = status
+        if status == 200:
+            self._accepts(fields)
+        else:
+            self._refused = bytearray()
+
+    def data(self, data: bytes) -> None:
+        self._progressed()
+        if self._refused is not None:
+            if len(self._refused) < _ERROR_MAX_BYTES:
+                self._refused += data
+            return
+        if self.first_byte_s is None:
+            self.first_byte_s = self._loop.time()
+        try:
+            self._take(data)
+        except SbctlError as error:
+            self._fail(error)
+
+    def end(self) -> None:
+        if self.done.done():
+            return
+        try:
+            if self._refused is not None:
+                raise engine_error(self._status, _document(self._refused))
+            self._close()
+        except SbctlError as error:
+            self._fail(error)
+
+    def broke(self, why: str) -> None:
+        self._fail(EngineError("upstream_failed", why, retryable=True))
+
+    # Ends
+
+    def _finished(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def _fail(self, error: SbctlError) -> None:
+        if self.done.done():
+            return
+        if not self.begun:
+            self.done.set_exception(error)
+            return
+        self.problem = error
+        self._tell(error)
+        self._client.finish(broken=True)
+        self._finished()
+
+    def _tell(self, error: SbctlError) -> None:
+        """Say in a begun answer that it broke, where its form has a place for that."""
+
+    def _whole(self, body: bytes, content_type: str = _JSON) -> None:
+        self.begun = True
+        self._client.answer(Answer(200, body, {"Content-Type": content_type, **self._headers}))
+        self._finished()
+
+
+class StreamRelay(Relay):
+    """Events as they come."""
+
+    def __init__(self, *args: Any, model: str, keeps_usage: bool, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._events = EventStream(model, keeps_usage=keeps_usage)
+        self._ends_blank = False
+
+    def _take(self, data: bytes) -> None:
+        if self.done.done():
+            return
+        block = self._events.feed(data)
+        is_done = self._events.is_done
+        if is_done and not block.endswith(b"\n\n"):
+            block += b"\n"
+        if block:
+            if not self.begun:
+                self.begun = True
+                head = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", **self._headers}
+                self._client.begin(200, head)
+            self._client.write(block)
+        if is_done:
+            self.usage = self._events.usage
+            self._client.finish()
+            self._finished()
+
+    def _close(self) -> None:
+        raise EngineError("upstream_failed", "the engine closed the stream early", retryable=True)
+
+    def _tell(self, error: SbctlError) -> None:
+        self._client.write(b"data: " + compact(error_document(error, self._request_id)) + b"\n\n")
+
+
+class WholeRelay(Relay):
+    """One document, put together from the events that the engine was asked for."""
+
+    def __init__(self, *args: Any, model: str, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._model = model
+        self._assembler = Assembler()
+        self._response: dict[str, Any] | None = None
+        self._events = EventStream(model, observe=self._observe)
+        self._bytes = 0
+
+    def _observe(self, event: dict[str, Any]) -> None:
+        if isinstance(event.get("response"), dict):
+            self._response = event["response"]
+        else:
+            self._assembler.add(event)
+
+    def _take(self, data: bytes) -> None:
+        if self.done.done():
+            return
+        self._bytes += len(data)
+        if self._bytes > _ANSWER_MAX_BYTES:
+            raise EngineError("upstream_failed", "the engine's answer has no end")
+        self._events.feed(data)
+        if self._events.is_done:
+            self.usage = self._events.usage
+            document = self._assembler.answer() if self._response is None else self._response
+            self._whole(compact({**document, "model": self._model}))
+
+    def _close(self) -> None:
+        raise EngineError("upstream_failed", "the engine closed the stream early", retryable=True)
+
+
+class DocumentRelay(Relay):
+    """One document that the engine writes at once."""
+
+    def __init__(self, *args: Any, model: str, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._model = model
+        self._body = bytearray()
+
+    def _take(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > _ANSWER_MAX_BYTES:
+            raise EngineError("upstream_failed", "the engine's answer has no end")
+
+    def _close(self) -> None:
+        body, self.usage = renamed_document(bytes(self._body), self._model)
+        self._whole(body)
+
+
+class BytesRelay(Relay):
+    """Whatever it is (sound, text), as it comes. An answer that breaks just ends, with the connection."""
+
+    def _accepts(self, fields: Mapping[bytes, bytes]) -> None:
+        kind = fields.get(b"content-type", b"application/octet-stream").decode("latin-1")
+        self._type = kind if kind.isprintable() and len(kind) <= 128 else "application/octet-stream"
+
+    def _take(self, data: bytes) -> None:
+        if not self.begun:
+            self.begun = True
+            self._client.begin(200, {"Content-Type": self._type, **self._headers})
+        self._client.write(data)
+
+    def _close(self) -> None:
+        if not self.begun:
+            self._whole(b"", self._type)
+            return
+        self._client.finish()
+        self._finished()
+
+
+def _document(data: bytes | bytearray) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
