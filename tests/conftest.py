@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -16,6 +17,10 @@ if str(ROOT) not in sys.path:
 
 from tests.lab.fixture import lab  # noqa: E402, F401 - a fixture for every test that asks for hosts
 from tests.scheduling import misplaced  # noqa: E402
+
+# A busy machine is no fault of what is tested.
+settings.register_profile("any machine", parent=settings(), deadline=None)
+settings.load_profile("any machine")
 
 _KEPT = ("SBCTL_REQUIRE_ALL", "SBCTL_CORPUS", "SBCTL_PACKAGE_INDEX", "SBCTL_TEST_CACHE")
 

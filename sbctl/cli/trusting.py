@@ -24,7 +24,7 @@ from sbctl.config.host_lock import HostLock, LockedKey, read_host_lock, write_ho
 from sbctl.config.known_hosts import KnownHosts
 from sbctl.views.trust_views import Question, Status, Trust, TrustOutcome
 
-__all__ = ["TrustRequest", "ssh_scan", "targets_of", "trust_hosts"]
+__all__ = ["TrustRequest", "ssh_scan", "targets_of", "trust_hosts", "unnamed_pins"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,7 @@ def targets_of(connections: Mapping[str, Connection], patterns: Sequence[str]) -
 
     Raises InputError `host.unknown` with the nearest name, `pattern.invalid`.
     """
-    paths: dict[str, tuple[Jump, ...]] = {}
-    for name, connection in connections.items():
-        if connection.kind == "ssh":
-            whole = connection.path(name)
-            for size in range(1, len(whole) + 1):
-                paths.setdefault(whole[size - 1].name, whole[:size])
+    paths = _ways(connections)
     chosen = set(paths) if not patterns else set()
     for text in patterns:
         pattern = NamePattern(text)
@@ -62,6 +57,32 @@ def targets_of(connections: Mapping[str, Connection], patterns: Sequence[str]) -
             raise _unknown(text, connections, paths)
         chosen |= matched
     return {name: paths[name] for name in sorted(chosen, key=lambda name: (len(paths[name]), list(paths).index(name)))}
+
+
+def _ways(connections: Mapping[str, Connection]) -> dict[str, tuple[Jump, ...]]:
+    """Host or jump → the way there, itself last."""
+    paths: dict[str, tuple[Jump, ...]] = {}
+    for name, connection in connections.items():
+        if connection.kind == "ssh":
+            whole = connection.path(name)
+            for size in range(1, len(whole) + 1):
+                paths.setdefault(whole[size - 1].name, whole[:size])
+    return paths
+
+
+def unnamed_pins(path: Path, *known: Mapping[str, Connection], remove: bool) -> tuple[Trust, ...]:
+    """What the lock pins of hosts and jumps that none of `known` has: sb.yml, and the state, which may still have to remove something there.
+
+    Raises ConfigError for a damaged lock.
+    """
+    lock = read_host_lock(path)
+    named = {name for connections in known for name in _ways(connections)}
+    stale = [lock.keys[name][0] for name in sorted(lock.keys) if name not in named]
+    if remove and stale:
+        write_host_lock(lock.without(line.name for line in stale))
+    said = "" if remove else "its pin serves nobody any more; sbctl host trust --prune removes it"
+    status: Status = "removed" if remove else "unnamed"
+    return tuple(Trust(line.name, line.address, line.port, status, line.key, problem=said) for line in stale)
 
 
 def _unknown(text: str, connections: Mapping[str, Connection], paths: Iterable[str]) -> InputError:

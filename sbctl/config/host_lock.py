@@ -74,6 +74,11 @@ class HostLock:
         """With `keys` in place of all that was pinned for `name`."""
         return HostLock(self.path, {**self.keys, name: tuple(sorted(keys, key=lambda each: each.key))})
 
+    def without(self, names: Iterable[str]) -> HostLock:
+        """Less all that was pinned for `names`."""
+        gone = set(names)
+        return HostLock(self.path, {name: keys for name, keys in self.keys.items() if name not in gone})
+
     def text(self) -> str:
         """The file."""
         lines = [each.text for name in sorted(self.keys) for each in self.keys[name]]

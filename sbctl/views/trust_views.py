@@ -18,7 +18,9 @@ from sbctl.views.tables import Cell, Column, render_rows
 
 __all__ = ["Question", "Status", "Trust", "TrustOutcome", "question_text", "trust_body", "trust_text"]
 
-Status = Literal["pinned", "unchanged", "in_sb_yml", "declined", "unreachable", "unknown", "refused"]
+Status = Literal[
+    "pinned", "unchanged", "in_sb_yml", "declined", "unreachable", "unknown", "refused", "unnamed", "removed"
+]
 _EXIT: Mapping[str, ExitCode] = {
     "declined": ExitCode.REFUSED,
     "refused": ExitCode.REFUSED,
@@ -79,6 +81,8 @@ _WORDS: Final = {
     "refused": "REFUSED",
     "unknown": "NOT KNOWN",
     "unreachable": "UNREACHABLE",
+    "unnamed": "not in sb.yml",
+    "removed": "removed",
 }
 _STYLES: Final = {
     "pinned": "green",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,9 @@ def trust(
         str,
         typer.Option("--fingerprint", metavar="SHA256:…", help="What the one host must show, as its console has it."),
     ] = "",
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Instead: remove the pins of hosts that neither sb.yml nor the state has.")
+    ] = False,
     file: File = Path("sb.yml"),
     yes: Yes = False,
     format: Format = OutputFormat.TEXT,  # noqa: A002
@@ -63,14 +67,14 @@ def trust(
     """Show the SSH key of hosts, ask, and pin it in sb.hosts.lock, which is to be committed. Exit 4: one was not pinned."""
     from sbctl.cli.fleet_hosts import recorded_connections, unpinned
     from sbctl.cli.fleet_setup import interactive
-    from sbctl.cli.trusting import TrustRequest, ssh_scan, targets_of, trust_hosts
+    from sbctl.cli.trusting import TrustRequest, ssh_scan, targets_of, trust_hosts, unnamed_pins
     from sbctl.cli.workspace import Workspace
     from sbctl.config.known_hosts import read_known_hosts
     from sbctl.views.console import ask_yes, print_json, result, talk
-    from sbctl.views.trust_views import Question, question_text, trust_body, trust_text
+    from sbctl.views.trust_views import Question, TrustOutcome, question_text, trust_body, trust_text
 
-    if bool(names) == all_:
-        raise UsageError("usage", "name hosts, or pass --all", next_step="sbctl host list names them")
+    if [bool(names), all_, prune].count(True) != 1:
+        raise UsageError("usage", "name hosts, or pass --all or --prune", next_step="sbctl host list names them")
     if fingerprint and from_ is not None:
         raise UsageError("usage", "--fingerprint and --from do not go together: one of them says what is trusted")
 
@@ -78,28 +82,36 @@ def trust(
         talk(question_text(question))
         return ask_yes(f"Pin this key for {question.name}? (y/N) ")
 
+    def show(outcome: TrustOutcome) -> int:
+        if format is OutputFormat.JSON:
+            print_json("host.trust", trust_body(outcome))
+        else:
+            result(trust_text(outcome))
+        return outcome.exit_code
+
     workspace = Workspace(file)
     config = unpinned(workspace)
+    connections = {name: host.connection for name, host in config.hosts.items()}
+    recorded = recorded_connections(workspace)
+    if prune:
+        return show(TrustOutcome(config.host_lock, unnamed_pins(config.host_lock, connections, recorded, remove=True)))
     request = TrustRequest(
         lock=config.host_lock,
-        targets=targets_of({name: host.connection for name, host in config.hosts.items()}, names or ()),
+        targets=targets_of(connections, names or ()),
         ask=ask if interactive() else None,
         assume_yes=yes,
         fingerprint=fingerprint,
         known=read_known_hosts(from_) if from_ is not None else None,
         known_file=str(from_ or ""),
-        recorded=recorded_connections(workspace),
+        recorded=recorded,
     )
     scan, end = ssh_scan(workspace)
     try:
         outcome = trust_hosts(request, scan)
     finally:
         end()
-    if format is OutputFormat.JSON:
-        print_json("host.trust", trust_body(outcome))
-    else:
-        result(trust_text(outcome))
-    return outcome.exit_code
+    stale = unnamed_pins(config.host_lock, connections, recorded, remove=False) if all_ else ()
+    return show(replace(outcome, hosts=(*outcome.hosts, *stale)))
 
 
 @app.command()

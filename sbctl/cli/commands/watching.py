@@ -48,10 +48,11 @@ def status(
     hosts: Hosts = None,
     file: File = Path("sb.yml"),
     format: Format = OutputFormat.TEXT,  # noqa: A002 - the option's name
-    watch: Annotated[
-        float | None,
-        typer.Option("--watch", min=0.5, max=3600, metavar="SECONDS", help="Look again so often, until Ctrl-C."),
-    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    every: Annotated[
+        float,
+        typer.Option("--every", min=0.5, max=3600, metavar="SECONDS", help="How long --watch waits between looks."),
+    ] = 2.0,
     parallelism: Parallelism = 16,
 ) -> int:
     """How every host and what it serves is doing now. Exit 7: one gives no answer; 8: one is degraded."""
@@ -63,17 +64,17 @@ def status(
     with closing(lines):
         while True:
             found = fleet_status(workspace, lines, connections, parallelism=parallelism)
-            if format is OutputFormat.JSON and watch is None:
+            if format is OutputFormat.JSON and not watch:
                 print_json("status", status_body(found))
             elif format is OutputFormat.JSON:
                 print_json_line({"at": _now(workspace), **status_body(found)})
             else:
                 result(status_text(found, line_width()))
-            if watch is None or reader_left():
+            if not watch or reader_left():
                 return status_exit_code(found)
             if format is OutputFormat.TEXT:
-                print_plain(f"-- {_now(workspace)}, again in {watch:g} s\n\n")
-            workspace.clock.sleep_s(watch)
+                print_plain(f"-- {_now(workspace)}, again in {every:g} s\n\n")
+            workspace.clock.sleep_s(every)
 
 
 def logs(

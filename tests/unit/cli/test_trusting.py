@@ -11,7 +11,7 @@ import pytest
 from sbctl.base.connection import Connection, Jump
 from sbctl.base.errors import ConfigError, ExitCode, InputError, RefusedError, UnreachableError
 from sbctl.base.host_keys import HostKey
-from sbctl.cli.trusting import TrustRequest, targets_of, trust_hosts
+from sbctl.cli.trusting import TrustRequest, targets_of, trust_hosts, unnamed_pins
 from sbctl.config.host_lock import LockedKey, read_host_lock, write_host_lock
 from sbctl.config.known_hosts import parse_known_hosts
 from sbctl.views.trust_views import Question, TrustOutcome
@@ -239,3 +239,20 @@ def test_a_damaged_lock_is_said_before_anything_is_asked(scene: Scene) -> None:
     with pytest.raises(ConfigError):
         scene.run("gw")
     assert scene.scanned == []
+
+
+def test_pins_that_serve_nobody_are_told_and_removed_only_on_request(scene: Scene) -> None:
+    scene.run()
+    recorded = {"gw": FLEET["gw"], "leaving": replace(FLEET["gpu-a"], jumps=(Jump("old-bastion", "old.corp"),))}
+    lock = read_host_lock(scene.lock)
+    for name in ("gone", "leaving", "old-bastion"):
+        lock = lock.pinned(name, [LockedKey(name, "1.1.1.1", 22, NEW)])
+    write_host_lock(lock)
+    told = unnamed_pins(scene.lock, FLEET, recorded, remove=False)
+    assert [(each.name, each.status) for each in told] == [("gone", "unnamed")]
+    assert "--prune" in told[0].problem
+    assert set(read_host_lock(scene.lock).keys) == set(lock.keys)
+    removed = unnamed_pins(scene.lock, FLEET, recorded, remove=True)
+    assert [(each.name, each.status) for each in removed] == [("gone", "removed")]
+    assert set(read_host_lock(scene.lock).keys) == set(lock.keys) - {"gone"}
+    assert unnamed_pins(scene.lock, FLEET, recorded, remove=True) == ()
