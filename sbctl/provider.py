@@ -114,6 +114,10 @@ class Services(Protocol):
         """What stands beside every certificate: `ca` (PEM, of these fingerprints), `authority_key`, `revocations` (signed)."""
         ...
 
+    def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        """Certificate and CA of a host by the user's own PKI, PEM: those of the plan. Raises RefusedError `identity.files_changed`, InputError."""
+        ...
+
     def secret(self, reference: str) -> Secret:
         """Resolve `env: file: exec: secret:`. Raises InputError naming the reference, never the value."""
         ...

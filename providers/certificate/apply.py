@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from providers.comparison import result_of
 from providers.runtime_wheels import install_runtime
 from sbctl.base.clock import rfc3339
+from sbctl.base.secret import Secret
 from sbctl.base.truths import Desired
 from sbctl.node.messages import CertificateInstall, CertificateRemove, CertificateRequest, Method
 from sbctl.plan.model import Step
@@ -15,6 +17,7 @@ from sbctl.provider import PerformContext
 
 __all__ = ["perform", "record"]
 
+_NODE_KEY: Final = "node_key"
 _REMEMBERED: Final = ("fingerprint", "identity_epoch", "issuer")
 
 
@@ -39,6 +42,8 @@ def _request(step: Step, context: PerformContext, node_id: str) -> Mapping[str, 
 def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
     """The request that waits is asked for again, so that this step can be repeated alone."""
     params = step.params
+    if params["own"]:
+        return _install_own(step, context)
     certificate = identity = None
     if params["issue"]:
         request = _request(step, context, params["grant"]["node_id"])["request"]
@@ -63,8 +68,31 @@ def _install(step: Step, context: PerformContext) -> Mapping[str, Any]:
     return _call(Method.CERTIFICATE_INSTALL, install.model_dump(mode="json"), step, context)
 
 
-def _call(method: Method, params: Mapping[str, Any], step: Step, context: PerformContext) -> Mapping[str, Any]:
-    return context.node.call(method, params, secrets={}, deadline_s=step.deadline_s, progress=context.progress)
+def _install_own(step: Step, context: PerformContext) -> Mapping[str, Any]:
+    """What the user's own PKI issued. A key that is on the host already is read there; another one is sent beside the call."""
+    params, on_node = step.params, "node-file:"
+    files = context.services.own_identity(params["node_id"], params)
+    reference = str(params["key"])
+    is_there = reference.startswith(on_node)
+    install = CertificateInstall(
+        lineage=params["lineage"],
+        certificate=files["certificate"],
+        ca=files["ca"],
+        key_file=reference.removeprefix(on_node) if is_there else None,
+        operator_time=rfc3339(context.services.clock.now()),
+    )
+    secrets = {} if is_there else {_NODE_KEY: context.services.secret(reference)}
+    return _call(Method.CERTIFICATE_INSTALL, install.model_dump(mode="json"), step, context, secrets)
+
+
+def _call(
+    method: Method,
+    params: Mapping[str, Any],
+    step: Step,
+    context: PerformContext,
+    secrets: Mapping[str, Secret] = MappingProxyType({}),
+) -> Mapping[str, Any]:
+    return context.node.call(method, params, secrets=secrets, deadline_s=step.deadline_s, progress=context.progress)
 
 
 def record(desired: Desired, results: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from providers.certificate.spec import fields_for_reader, issued_fields, surrounding_fields
-from providers.comparison import Call, Comparison, gone_leaves, new_leaves
+from providers.certificate.spec import fields_for_reader, is_own, issued_fields, surrounding_fields
+from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
 from providers.runtime_wheels import delivery_problem, install_call
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
@@ -66,6 +66,10 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
 
 def _reason(other: tuple[Leaf, ...], drift: tuple[Leaf, ...]) -> str:
     paths = {leaf.path.partition(".")[0] for leaf in other}
+    if "attestation" in paths:
+        return "another way to prove who the host is"
+    if "fingerprint" in paths:
+        return "your PKI issued another certificate"
     if "issuer" in paths:
         return "the CA is taken over: the identity is issued by the next one"
     if paths == {"rotation"}:
@@ -109,7 +113,7 @@ def _surrounding_drift(comparison: Comparison, recorded: Recorded) -> Iterator[L
 def _renewal_due(comparison: Comparison, desired: Desired) -> Leaf | None:
     """Only where sb.yml rules: time that passes is no drift."""
     shown = comparison.observed.decisive
-    if (
+    if is_own(desired.spec) or (
         comparison.context.mode not in ("apply", "rollback")
         or shown["not_after"] is None
         or shown["not_before"] is None
@@ -141,34 +145,63 @@ def _issued(
     *,
     drifted: bool = False,
 ) -> Change:
-    """A key and a request on the host, a signature here, the identity on the host."""
+    """A key and a request on the host, a signature here, the identity on the host; of an own PKI the identity alone."""
     spec = desired.spec
+    own = is_own(spec)
     calls: list[Call] = []
     if not comparison.bootstrapped or spec["version"] not in comparison.snapshot.runtime.installed_versions:
         calls.append(install_call(spec["version"], spec))
     asked = {"lineage": spec["lineage"], "node_id": spec["node_id"]}
-    calls.append(
-        Call(Method.CERTIFICATE_REQUEST, asked, "make a key and a certificate request", deadline_s=_DEADLINE_S)
-    )
-    calls.append(_install_call(comparison, desired, issue=True, title="sign and install the identity"))
+    if not own:
+        calls.append(
+            Call(Method.CERTIFICATE_REQUEST, asked, "make a key and a certificate request", deadline_s=_DEADLINE_S)
+        )
+    title = "install the identity of your PKI" if own else "sign and install the identity"
+    calls.append(_install_call(comparison, desired, issue=not own, title=title))
     return comparison.change(
         action,
         reason,
         calls=calls,
         leaves=leaves,
         blast_radius=action_radius("certificate", action, leaves),
-        notes=(f"valid for {spec['validity_days']} days; every apply past its half renews it",)
-        if spec["renew_before_days"] is None
-        else (f"valid for {spec['validity_days']} days; renewed {spec['renew_before_days']} days before its end",),
+        notes=(_life(spec),),
         drifted=drifted,
-        blocked=delivery_problem(comparison, spec),
+        blocked=(_behind(comparison, spec) if own else None) or delivery_problem(comparison, spec),
+    )
+
+
+def _life(spec: Mapping[str, Any]) -> str:
+    if is_own(spec):
+        return f"valid until {spec['not_after']}; your PKI renews it"
+    if spec["renew_before_days"] is None:
+        return f"valid for {spec['validity_days']} days; every apply past its half renews it"
+    return f"valid for {spec['validity_days']} days; renewed {spec['renew_before_days']} days before its end"
+
+
+def _behind(comparison: Comparison, spec: Mapping[str, Any]) -> Blocked | None:
+    """The host would refuse it: it has seen a later identity, or another one of this epoch, by the same way to prove it."""
+    recorded, shown = comparison.recorded, comparison.observed.decisive
+    if recorded is None or not is_own(recorded.spec) or recorded.spec["cluster_id"] != spec["cluster_id"]:
+        return None
+    epoch, seen = spec["identity_epoch"], _least_epoch(comparison)
+    known = shown["fingerprint"] or recorded.record.get("fingerprint")
+    if epoch > seen or (epoch == seen and spec["fingerprint"] == known):
+        return None
+    return Blocked(
+        "identity.epoch_behind",
+        f"the certificate of {comparison.subject.host} has identity_epoch {epoch}, and the host has seen {seen} with another certificate",
+        f"have your PKI issue it with identity_epoch {seen + 1} or higher",
     )
 
 
 def _install_call(comparison: Comparison, desired: Desired, *, issue: bool, title: str) -> Call:
     spec = desired.spec
+    if is_own(spec):
+        named = {name: spec[name] for name in ("lineage", "node_id", "fingerprint", "ca", "key")}
+        return Call(Method.CERTIFICATE_INSTALL, {**named, "own": True}, title, deadline_s=_DEADLINE_S)
     params: Mapping[str, Any] = {
         "lineage": spec["lineage"],
+        "own": False,
         "issue": issue,
         "grant": {name: spec[name] for name in ("node_id", "roles", "labels")},
         "ca": spec["ca"],

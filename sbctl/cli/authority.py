@@ -13,11 +13,12 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError, UsageError
 from sbctl.base.ids import Address, is_id
 from sbctl.cli.enrolling import grant_of
+from sbctl.cli.own_pki import own_files
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.trust.authority import Authority
-from sbctl.trust.authority_facts import AuthorityFacts
 from sbctl.trust.authority_directory import NodeRecord
+from sbctl.trust.authority_facts import AuthorityFacts
 from sbctl.trust.certificates import certificate_facts, renewal_time
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.identity import Grant, is_server_name
@@ -160,6 +161,14 @@ class IdentitySigner:
             least_epoch=least_epoch,
         )
         return {"certificate": issued.certificate, "identity": issued.identity}
+
+    def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        identity = self._workspace.loaded.identity
+        if identity is None or identity.own is None:
+            raise RefusedError(
+                "identity.files_changed", "sb.yml names no PKI of the user's own any more", next_step="plan again"
+            )
+        return own_files(identity.own, host, spec)
 
     def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
         return {

@@ -131,5 +131,8 @@ class OperatorServices:
     def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
         return self._identities.identity_trust(ca)
 
+    def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        return self._identities.own_identity(host, spec)
+
     def secret(self, reference: str) -> Secret:
         return self._resolve_secret(reference)

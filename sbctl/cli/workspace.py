@@ -15,7 +15,7 @@ from sbctl.base.errors import InputError
 from sbctl.base.secret import Secret, keyed_fingerprint
 from sbctl.cli.login_secrets import LoginSecrets
 from sbctl.cli.signing import KEY_NOT_MADE_YET, find_key
-from sbctl.config.compiled import CompiledConfig
+from sbctl.config.compiled import CompiledConfig, OwnPki
 from sbctl.config.document import Document
 from sbctl.config.including import read_config
 from sbctl.config.load import load_document
@@ -160,6 +160,8 @@ class Workspace:
         """
         if loaded.identity is None:
             return loaded
+        if loaded.identity.own is not None:
+            return self._with_own_pki(loaded, loaded.identity.own)
         from sbctl.trust.authority import Authority
         from sbctl.trust.authority_facts import AuthorityFacts
 
@@ -174,6 +176,13 @@ class Workspace:
                 next_step="leave the field out, or write the authority's",
             )
         return replace(loaded, authority=facts)
+
+    def _with_own_pki(self, loaded: CompiledConfig, pki: OwnPki) -> CompiledConfig:
+        from sbctl.cli.own_pki import with_own_identities
+        from sbctl.config.secrets import SecretResolver
+
+        resolver = SecretResolver(loaded, self.environ)
+        return with_own_identities(loaded, pki, resolve=resolver.resolve, now=self.clock.now(), offline=self.offline)
 
     def held_identities(self) -> list[Mapping[str, Any]]:
         """Of each host that has an identity: the CAs it trusts and the one that issued, as recorded."""

@@ -98,9 +98,6 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
     def refuse(path: Path, sentence: str, remedy: str) -> None:
         report.add(_CODE, sentence, document.key_span(("fleet", *path)), notes=(remedy,))
 
-    if fleet.identity is not None and fleet.identity.mode == "manual":
-        sentence = "certificates from a PKI of your own are not in this version of sbctl"
-        refuse(("identity", "mode"), sentence, "use mode: authority, after sbctl cluster init")
     layers: list[tuple[Path, object]] = [((), fleet), (("defaults",), fleet.defaults)]
     layers += [(("groups", name), group) for name, group in fleet.groups.items()]
     layers += [(("hosts", name), host) for name, host in (fleet.hosts or {}).items()]
@@ -110,9 +107,9 @@ def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:
             if where and getattr(ssh, name) is not None:
                 span = document.key_span(("fleet", *where, "ssh", name))
                 report.add("config.rule", f"{name} is one for the fleet", span, notes=("write it under fleet.ssh",))
-        if "authority" in (getattr(layer, "roles", None) or ()):
+        if "authority" in (getattr(layer, "roles", None) or ()) and fleet.identity is None:
             refuse(
                 (*where, "roles"),
-                "the role authority comes with proxy.cluster, which is not in this version",
-                "use gateway and worker",
+                "the role authority is one of a cluster's identities, and the fleet has none",
+                "use gateway and worker, or add fleet.identity",
             )

@@ -20,6 +20,8 @@ from sbctl.config.compiled import (
     CompiledHost,
     CompiledIdentity,
     CompiledOrigin,
+    EnrollServer,
+    OwnPki,
     PublicRoute,
     SecretRef,
     StandalonePython,
@@ -31,6 +33,7 @@ from sbctl.config.fleet import FleetModel
 from sbctl.config.fleet_loading import written_vars
 from sbctl.config.host_view import HostView, HostViewBuilder, layers_at
 from sbctl.config.hosts import HostSettings, host_settings
+from sbctl.config.identity_block import check_identity
 from sbctl.config.interpolate import Variables, variables_in
 from sbctl.config.layers import View, merged
 from sbctl.config.licensing import refuse_unread_licenses
@@ -244,6 +247,9 @@ class Compilation:
             for model in public_names(provider)
         }
         fleet_view = View(self.document, layers_at(self.document, ("fleet",)))
+        if fleet.identity is not None:
+            roles = {host.name: host.roles for host in settings}
+            check_identity(self.report, fleet.identity, roles, fleet_view.key_span)
         if fleet.update is not None and fleet.update.canary is not None:
             check_canary(self.report, fleet.update.canary, [host.name for host in settings], fleet_view)
         for name, key in fleet.api_keys.items():
@@ -307,7 +313,14 @@ def _identity(fleet: FleetModel, directory: FilePath) -> CompiledIdentity | None
     written = fleet.identity
     if written is None:
         return None
+    own = None
+    if written.ca_file is not None and written.cert_file is not None and written.key_file is not None:
+        ca, certificate = (str(directory / FilePath(name).expanduser()) for name in (written.ca_file, written.cert_file))
+        own = OwnPki(ca, certificate, written.key_file)
+    enroll = written.enroll
     return CompiledIdentity(
+        own=own,
+        enroll=None if enroll is None else EnrollServer(**dict(enroll)),
         directory=str(directory / FilePath(written.directory).expanduser()),
         server_name=written.server_name,
         validity_days=written.validity_days,

@@ -33,6 +33,8 @@ __all__ = [
     "CompiledDeployment",
     "CompiledHost",
     "CompiledIdentity",
+    "EnrollServer",
+    "OwnPki",
     "CompiledOrigin",
     "CompiledTls",
     "EnrollServer",

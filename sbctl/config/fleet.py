@@ -28,6 +28,7 @@ from sbctl.base.field_types import (
     text_schema,
 )
 from sbctl.base.patterns import AddressPattern
+from sbctl.config.identity_block import IdentityModel
 from sbctl.config.ssh_fields import HostKey, SshModel
 from sbctl.config.state_block import StateModel
 from sbctl.config.update_block import UpdateModel
@@ -38,7 +39,6 @@ __all__ = [
     "GroupModel",
     "HostModel",
     "HostPattern",
-    "IdentityModel",
     "OverlayModel",
     "PythonModel",
     "RuntimeModel",
@@ -104,26 +104,6 @@ class TrustModel(Block):
 
     signers: dict[Id, PublicKey] = Field(
         min_length=1, max_length=64, description="Who may sign desired state: name to public key."
-    )
-
-
-class IdentityModel(Block):
-    noun: ClassVar[str] = "identities of hosts"
-
-    mode: Literal["authority", "manual"] = Field(
-        default="authority", description="authority: sbctl issues; manual: a PKI of your own."
-    )
-    directory: FilePath = Field(
-        default="./cluster", description="The authority's directory, made by sbctl cluster init; beside sb.yml."
-    )
-    server_name: Id | None = Field(
-        default=None, description="Name that all hosts answer to. Unset: the authority's; if written it must agree."
-    )
-    validity_days: Annotated[int, Field(ge=1, le=825)] = Field(
-        default=90, description="How long a certificate is good."
-    )
-    renew_before_days: Annotated[int, Field(ge=1, le=824)] | None = Field(
-        default=None, description="Days before its end when an apply renews it. Unset: at half of its life."
     )
 
 

@@ -126,7 +126,8 @@ class CertificateInstall(_Params):
     refuses the new one. → {"fingerprint", "identity_epoch", "issuer", "revocations"}
 
     `certificate` None keeps the one that is there, with its key and document, and renews what stands around it. The key is the requested one;
-    with a PKI of the user's own it comes beside the call as the secret `node_key`, and there is neither document nor authority key.
+    with a PKI of the user's own it comes beside the call as the secret `node_key`, or is at `key_file` on the host, and there is neither document
+    nor authority key.
     """
 
     lineage: str
@@ -136,6 +137,7 @@ class CertificateInstall(_Params):
     authority_key: str | None = Field(default=None, max_length=256)
     """Public keys, one a line."""
     revocations: str | None = Field(default=None, max_length=4_194_304)
+    key_file: str | None = Field(default=None, max_length=4096, pattern="^/")
     operator_time: str = Field(max_length=40)
     """RFC 3339: a host whose clock is far from it installs nothing."""
 

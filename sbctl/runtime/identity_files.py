@@ -12,6 +12,7 @@ leaves. Where the runtime has an account of its own, which the group of <etc> sa
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -142,8 +143,11 @@ class IdentityFiles:
         texts = {name: getattr(files, field) for field, name in _NAMES.items()}
         content = {name: sha256_bytes(text.encode()) for name, text in texts.items() if text is not None}
         target = self.store / fingerprint({**content, _KEY: public_key_digest(key)})[:16]
-        if target.is_dir():
+        if self._holds(target, files, key):
             return target
+        if target.exists():
+            # Damaged, and perhaps in use: what replaces it stands beside it until the switch.
+            target = self.store / secrets.token_hex(8)
         fs.ensure_directory(self.paths.etc, mode=0o755)
         fs.ensure_directory(self.store)
         stage = fs.temporary_path(self.store)
@@ -155,6 +159,13 @@ class IdentityFiles:
         self._hand_over(stage)
         fs.publish_directory(stage, target)
         return target
+
+    def _holds(self, directory: Path, files: NodeIdentityFiles, key: Secret) -> bool:
+        """Whether these texts and this key are there, with their rights."""
+        try:
+            return self.read(directory) == files and self.key(directory).reveal() == key.reveal()
+        except SbctlError:
+            return False
 
     def in_use(self) -> Path | None:
         """The directory that the link names."""

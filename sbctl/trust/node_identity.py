@@ -28,7 +28,14 @@ from sbctl.trust.delegation import check_delegated, check_delegation, open_deleg
 from sbctl.trust.identity import IdentityClaims, check_document, open_identity
 from sbctl.trust.revocation import open_revocations, refuse_revoked
 
-__all__ = ["Attestation", "NodeIdentity", "NodeIdentityFiles", "attestation_of", "verify_node_identity"]
+__all__ = [
+    "Attestation",
+    "NodeIdentity",
+    "NodeIdentityFiles",
+    "attestation_of",
+    "verify_certificate",
+    "verify_node_identity",
+]
 
 Attestation = Literal["enrolled", "manual_pki"]
 
@@ -71,20 +78,26 @@ def attestation_of(*, has_document: bool, has_authority_key: bool) -> Attestatio
 
 
 def verify_node_identity(files: NodeIdentityFiles, *, key: Secret, now: datetime) -> NodeIdentity:
-    """All of it, in this order: which files are there, claims, key, chain, dates, revocation list, delegation, document, revoked.
+    """All of it, in this order: key, which files are there, claims, chain, dates, revocation list, delegation, document, revoked.
 
     Raises InputError `identity.incomplete`, `identity.claims_invalid`, `certificate.invalid`, `certificate.key_invalid`, `envelope.*`;
     RefusedError `certificate.*`, `identity.*`, `envelope.bad_signature`.
     """
+    facts = certificate_facts(files.certificate)
+    if public_key_digest(key) != facts.key_sha256:
+        raise RefusedError(
+            "certificate.key_mismatch", f"the private key here does not belong to the certificate of {facts.subject}"
+        )
+    return verify_certificate(files, now=now)
+
+
+def verify_certificate(files: NodeIdentityFiles, *, now: datetime) -> NodeIdentity:
+    """All but the private key, which may be elsewhere. Raises as `verify_node_identity`."""
     attestation = attestation_of(
         has_document=files.identity is not None, has_authority_key=files.authority_key is not None
     )
     facts = certificate_facts(files.certificate)
     claims = facts.claims
-    if public_key_digest(key) != facts.key_sha256:
-        raise RefusedError(
-            "certificate.key_mismatch", f"the private key here does not belong to the certificate of {claims.node_id}"
-        )
     verify_leaf(files.certificate, files.ca, server_name=claims.server_name, now=now)
     revision = 0
     if files.identity is not None and files.authority_key is not None:

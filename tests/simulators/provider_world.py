@@ -24,8 +24,10 @@ from sbctl.base.clock import Clock
 from sbctl.base.ids import Address
 from sbctl.base.secret import Secret, keyed_fingerprint
 from sbctl.base.truths import Desired
+from sbctl.cli.own_pki import own_files, with_own_identities
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.load import load
+from sbctl.config.secrets import SecretResolver
 from sbctl.plan.build import PlanInputs, build_plan
 from sbctl.plan.model import Plan
 from sbctl.plan.selection import effective_desired
@@ -69,6 +71,7 @@ class SimServices:
         self.clock = clock
         self.secrets: dict[str, str] = {}
         self.authority: Authority | None = None
+        self.config: CompiledConfig | None = None
         self._directory = directory
         self._key = key
         self._allocate = allocate
@@ -88,11 +91,11 @@ class SimServices:
     def engine_wheel(self, project: str, version: str, filename: str, sha256: str, progress: Progress) -> Path:
         return self._file(filename)
 
-    def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
-        return {file["sha256"]: self._file(file["path"]) for file in facts["files"]}
-
     def engine_archive(self, url: str, filename: str, sha256: str, progress: Progress) -> Path:
         return self._file(filename)
+
+    def artifact_files(self, facts: Mapping[str, Any], progress: Progress) -> Mapping[str, Path]:
+        return {file["sha256"]: self._file(file["path"]) for file in facts["files"]}
 
     def python_archive(self, path: str, sha256: str) -> Path:
         return self._file(Path(path).name)
@@ -104,6 +107,8 @@ class SimServices:
         return self._allocate(scope)
 
     def secret(self, reference: str) -> Secret:
+        if self.config is not None and reference.startswith("file:"):
+            return SecretResolver(self.config, {}).resolve(reference)
         return Secret(self.secrets[reference].encode())
 
     def issue_identity(
@@ -114,6 +119,12 @@ class SimServices:
         validity = timedelta(days=validity_days)
         issued = self.authority.issue(request, granted, now=self.clock.now(), validity=validity, **asked)
         return {"certificate": issued.certificate, "identity": issued.identity}
+
+    def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        assert self.config is not None
+        assert self.config.identity is not None
+        assert self.config.identity.own is not None
+        return own_files(self.config.identity.own, host, spec)
 
     def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
         assert self.authority is not None
@@ -168,7 +179,15 @@ class ProviderWorld:
 
     def desired(self) -> tuple[Desired, ...]:
         assert self.config is not None
-        if self.config.identity is not None and self.authority is not None:
+        if self.config.identity is not None and self.config.identity.own is not None:
+            self.config = with_own_identities(
+                self.config,
+                self.config.identity.own,
+                resolve=SecretResolver(self.config, self.environ).resolve,
+                now=self.fleet.clock.now(),
+                offline=False,
+            )
+        elif self.config.identity is not None and self.authority is not None:
             held = [one.record for address, one in self.state.resources.items() if address.kind == "certificate"]
             self.config = replace(self.config, authority=self.authority.facts(record for record in held if record))
         return tuple(one for provider in PROVIDERS.values() for one in provider.desired(self.config))
@@ -207,6 +226,7 @@ class ProviderWorld:
         self.events = Recorder()
         self.services = SimServices(self.directory / "operator", self.fleet.clock, self.key, run.allocate_revision)
         self.services.authority = self.authority
+        self.services.config = self.config
         self.services.secrets = {f"env:{name}": value for name, value in self.environ.items()}
         return execute(
             plan,

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -82,6 +83,7 @@ class SimHost:
         self.trust: TrustSet | None = None
         self.unit_sha256: str | None = None
         self.secret_names: set[str] = set()
+        self._sent: dict[str, Secret] = {}
         self.running = False
         self.healthy = False
         self.started_by_hand = False
@@ -187,6 +189,7 @@ class SimHost:
         if not self.bootstrapped and known not in _BY_BOOTSTRAP:
             raise HostError("host.not_bootstrapped", "nothing of ours answers on this host", place=self.name)
         self.secret_names |= set(secrets)
+        self._sent = dict(secrets)
         request = _parsed(known, params)
         result = self._calls()[known](request, progress)
         return json.loads(json.dumps(result))  # type: ignore[no-any-return]
@@ -234,9 +237,8 @@ class SimHost:
         def run(request: Any, _: Progress) -> Mapping[str, Any]:
             self._require_lineage(request.lineage)
             prefix = str(self.identity_paths.etc.parent)
-            return operation(
-                NodeContext(self.identity_paths, {PREFIX_VARIABLE: prefix}, os.getuid(), clock=self.clock), request
-            )
+            context = NodeContext(self.identity_paths, {PREFIX_VARIABLE: prefix}, os.getuid(), clock=self.clock)
+            return operation(replace(context, secrets=self._sent), request)
 
         return run
 

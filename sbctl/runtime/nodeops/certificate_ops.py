@@ -5,12 +5,15 @@ Install: clocks ► which key ► into use (`identity_switch`). Done again it fi
 
 from __future__ import annotations
 
+import os
+import stat
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 from sbctl.base import fs
 from sbctl.base.clock import rfc3339
-from sbctl.base.errors import HostError, InputError
+from sbctl.base.errors import HostError, InputError, RefusedError
 from sbctl.base.secret import Secret
 from sbctl.node.messages import CertificateInstall, CertificateRemove, CertificateRequest
 from sbctl.node.records import EventKind
@@ -29,6 +32,7 @@ from sbctl.trust.node_identity import NodeIdentity, NodeIdentityFiles
 __all__ = ["install_certificate", "remove_certificate", "request_certificate"]
 
 _NODE_KEY: Final = "node_key"
+_KEY_MAX_BYTES: Final = 16 * 1024
 
 
 def request_certificate(context: NodeContext, params: CertificateRequest) -> dict[str, Any]:
@@ -108,7 +112,30 @@ def _wanted(files: IdentityFiles, params: CertificateInstall, sent: Secret | Non
         authority_key=params.authority_key,
         revocations=params.revocations,
     )
+    if params.key_file is not None:
+        return content, _key_at(Path(params.key_file))
     return content, sent if sent is not None else _key_of(files, certificate)
+
+
+def _key_at(path: Path) -> Secret:
+    """A private key that the user's own PKI brought to this host."""
+    try:
+        status = os.lstat(path)
+    except OSError as error:
+        raise HostError(
+            "certificate.key_file",
+            f"the private key that sb.yml names cannot be read on this host: {error.strerror}",
+            place=str(path),
+            next_step="bring it there, readable for root alone (mode 0600), then run sbctl apply again",
+        ) from None
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid()):
+        raise RefusedError(
+            "certificate.key_file",
+            f"the private key must be a regular file that its owner alone can read; mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}",
+            place=str(path),
+            next_step=f"whoever could read it may have it; chmod 600 {path}, or have your PKI make another",
+        )
+    return Secret(fs.read_bounded(path, max_bytes=_KEY_MAX_BYTES))
 
 
 def _key_of(files: IdentityFiles, certificate: str) -> Secret:

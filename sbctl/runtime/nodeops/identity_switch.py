@@ -53,7 +53,7 @@ def _refuse_rollback(files: IdentityFiles, identity: NodeIdentity, now: datetime
         return
     if (installed.claims.cluster_id, installed.claims.node_id) != (identity.claims.cluster_id, identity.claims.node_id):
         return
-    if installed.attestation == identity.attestation == "enrolled":
+    if installed.attestation == identity.attestation:
         admit(_mark(installed), _mark(identity))
         if identity.revocations < installed.revocations:
             raise RefusedError(
