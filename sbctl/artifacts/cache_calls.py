@@ -70,7 +70,7 @@ class CacheCalls:
             imported_bytes=result.imported_bytes,
             imported_from=result.imported_from,
             quarantined=tuple(str(path) for path in result.quarantined),
-            collected=collected(self.cache, self.budget_bytes, self.configured, keep=facts.artifact),
+            collected=collected(self.cache, self.budget_bytes, self.configured, fresh=facts.artifact),
         )
 
     def listing(self, wanted: Iterable[ArtifactFacts] = ()) -> CacheListing:
@@ -155,13 +155,13 @@ class CacheCalls:
 
 
 def collected(
-    cache: ArtifactCache, budget_bytes: int | None, configured: frozenset[str] | None, *, keep: str | None = None
+    cache: ArtifactCache, budget_bytes: int | None, configured: frozenset[str] | None, *, fresh: str | None = None
 ) -> Collected | None:
-    """Make room within a budget; what fails is told, not raised: whoever asked has what it came for. `keep` stays whatever its age."""
+    """Make room within a budget; what fails is told, not raised: whoever asked has what it came for. `fresh` stays."""
     if budget_bytes is None or configured is None:
         return None
     try:
-        found = collect(cache, budget_bytes, configured=configured | ({keep} if keep else frozenset()))
+        found = collect(cache, budget_bytes, configured=configured, fresh=fresh)
     except SbctlError as error:
         return Collected(problem=f"{error.code}: {error.message}"[:_TEXT_MAX_CHARS])
     return Collected(

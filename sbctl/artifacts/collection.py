@@ -24,7 +24,7 @@ from sbctl.base.ids import is_digest
 
 __all__ = ["Collection", "Pruning", "Skipped", "collect", "disk_bytes", "is_leased", "prune"]
 
-Skipped = Literal["configured", "pinned", "leased", "locked"]
+Skipped = Literal["configured", "fresh", "pinned", "leased", "locked"]
 
 _STAGING: Final = ".staging-"
 
@@ -78,8 +78,11 @@ def _inodes(*directories: Path) -> Iterator[os.stat_result]:
                         yield status
 
 
-def collect(cache: ArtifactCache, budget_bytes: int, *, configured: frozenset[str]) -> Collection:
-    """Bring the cache within `budget_bytes`, as far as what must stay allows. `configured` are the artifacts of this host's deployments.
+def collect(
+    cache: ArtifactCache, budget_bytes: int, *, configured: frozenset[str], fresh: str | None = None
+) -> Collection:
+    """Bring the cache within `budget_bytes`, as far as what must stay allows. `configured` are the artifacts of this host's deployments,
+    `fresh` is the one that somebody has just asked for.
 
     Raises RefusedError `cache.locks_unreliable`, `cache.unsafe_permissions`; SbctlError `disk.*`.
     """
@@ -99,7 +102,8 @@ def collect(cache: ArtifactCache, budget_bytes: int, *, configured: frozenset[st
     for artifact in _longest_unused(cache):
         if after <= budget_bytes:
             break
-        reason = _reason_to_stay(cache, artifact, configured) or _removed(cache, artifact)
+        reason = "fresh" if artifact == fresh else _reason_to_stay(cache, artifact, configured)
+        reason = reason or _removed(cache, artifact)
         if reason is None:
             deleted.append(artifact)
             after = disk_bytes(cache)

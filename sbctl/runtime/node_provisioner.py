@@ -125,7 +125,7 @@ class NodeProvisioner:
 
     def _make_room(self, fetched: ArtifactFacts) -> None:
         """Within the cache's budget, never at the cost of what a deployment is configured with."""
-        found = collected(self._cache, self._budget_bytes, self._configured(), keep=fetched.artifact)
+        found = collected(self._cache, self._budget_bytes, self._configured(), fresh=fetched.artifact)
         if found is None:
             return
         if found.deleted:

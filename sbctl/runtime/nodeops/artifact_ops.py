@@ -115,14 +115,12 @@ def prune_artifacts(context: NodeContext, params: ArtifactPrune) -> dict[str, An
 def _calls(context: NodeContext) -> CacheCalls:
     config, _ = stored_config(context.paths)
     cache = ArtifactCache(cache_root(context.paths), context.clock)
-    if config is None:
-        return CacheCalls(cache, context.environ)
     return CacheCalls(
         cache,
         context.environ,
         configured=_configured(context),
-        budget_bytes=config.cache_budget_bytes,
-        offline=config.offline,
+        budget_bytes=None if config is None else config.cache_budget_bytes,
+        offline=config is not None and config.offline,
     )
 
 
