@@ -165,5 +165,5 @@ def record(desired: Desired, results: Mapping[str, Mapping[str, Any]]) -> Mappin
         digests |= {version: digest for version, digest in answer.get("digests", {}).items() if digest is not None}
     if desired.spec["launch"] == "binary":
         looked = result_of(results, Method.SNAPSHOT) or result_of(results, Method.ENGINE_INSTALL) or {}
-        return {"program": looked.get("program"), "digests": digests}
+        return {"program": looked.get("program"), **({"digests": digests} if digests else {})}
     return {"digests": {version: digests[version] for version in desired.spec["versions"] if version in digests}}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CGROUPS", "EngineCgroup", "make_cgroup", "oom_kills_of_kernel", "open_cgroup"]
+__all__ = ["CGROUPS", "EngineCgroup", "effort_of_unit", "make_cgroup", "oom_kills_of_kernel", "open_cgroup"]
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 _PREFIX: Final = "sbctl-engine-"
@@ -80,6 +80,24 @@ def open_cgroup(path: str, token: str) -> EngineCgroup | None:
     """The group that a record names, if it is still there and its name is that of the record's engine."""
     group = EngineCgroup(Path(path))
     return group if group.path.name == f"{_PREFIX}{token}" and group.path.is_dir() else None
+
+
+def effort_of_unit(unit: str, *, root: Path = CGROUPS) -> int | None:
+    """A number that grows while a systemd unit computes or fills memory, read from its control group; None where there is none to be seen."""
+    total = None
+    for hierarchy in ("", "unified", "cpuacct", "cpu,cpuacct", "memory"):
+        group = root / hierarchy / "system.slice" / unit
+        for name, per_step in (
+            ("cpu.stat", 10_000),
+            ("cpuacct.usage", 10_000_000),
+            ("memory.current", 1 << 20),
+            ("memory.usage_in_bytes", 1 << 20),
+        ):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = (group / name).read_text(encoding="ascii")
+                value = int(text.split()[1 if name == "cpu.stat" else 0])
+                total = (total or 0) + value // per_step
+    return total
 
 
 def oom_kills_of_kernel() -> int | None:

@@ -22,6 +22,7 @@ from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import ENGINE_STOP_GRACE_S
 from sbctl.engines.model import EngineAddress, LaunchSpec
 from sbctl.node.records import EventKind
+from sbctl.runtime.engine_cgroup import effort_of_unit
 from sbctl.runtime.engine_exit import EngineExit
 from sbctl.runtime.engine_host import EngineLabel, RunningEngine, Slot
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
@@ -30,7 +31,6 @@ from sbctl.runtime.launcher.spec import unit_of
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.log import get_log
 from sbctl.runtime.ownership import OwnershipRecords
-from sbctl.runtime.processes import effort_of
 from sbctl.runtime.unit_records import UnitRecord, UnitRecords, start_fingerprint
 
 __all__ = ["UnitEngineHost"]
@@ -65,7 +65,7 @@ class _UnitEngine:
         return ()
 
     def effort(self) -> int | None:
-        return effort_of((self._pid,))
+        return effort_of_unit(self.record.unit)
 
     async def wait(self) -> EngineExit:
         if self._ending is None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbctl.base.errors import InputError, RefusedError, SbctlError
-from sbctl.engines.model import EngineAddress, EngineBuild
+from sbctl.engines.model import Adapter, EngineAddress, EngineBuild
 from sbctl.runtime.launcher.properties import Machine, start_command, unit_properties
 from sbctl.runtime.launcher.site import engine_socket, read_site, site_document
 from sbctl.runtime.launcher.spec import EngineSpec, read_spec, token_of
@@ -139,28 +139,59 @@ def test_what_our_runtime_asks_for_is_admitted(place: Place) -> None:
     assert admitted(binary_request(place), place).kind == "binary"
 
 
-@pytest.mark.parametrize("launch", ["wheel", "binary"])
+@pytest.mark.parametrize("launch", ["wheel", "binary", "release"])
 @pytest.mark.parametrize(
-    "extra", [(), ("--seed", "7", "--mlock", "--flash-attn"), ("--threads=3", "--no-mmap", "--batch-size", "64")]
+    "more",
+    [
+        {},
+        {"extra_args": ("--seed", "7", "--mlock", "--flash-attn")},
+        {"extra_args": ("--threads=3", "--no-mmap", "--batch-size", "64"), "kv_quant": "int8"},
+        {"mode": "embedding", "extra_args": ("--pooling", "mean")},
+        {"mode": "rerank"},
+        {"adapters": 2},
+    ],
 )
-def test_every_command_line_that_we_write_is_admitted(place: Place, launch: Any, extra: tuple[str, ...]) -> None:
-    prefix = (str(place.program),)
+def test_every_command_line_that_we_write_is_admitted(place: Place, launch: str, more: dict[str, Any]) -> None:
+    prefix: tuple[str, ...] = (str(place.program),)
     if launch == "wheel":
         prefix = (str(place.home / "bin" / "python"), "-I", "-B", str(place.home / "llama_wheel_launcher.py"))
-    socket = engine_socket(TOKEN, place.sockets)
+    elif launch == "release":
+        (place.home / "bin" / "llama-server").write_text("")
+        prefix = (str(place.home / "bin" / "llama-server"),)
+    root = place.site.weights[0] / "snapshots"
+    adapters = tuple(Adapter(root / f"{number}.gguf", number / 2) for number in range(more.get("adapters", 0)))
+    build = EngineBuild("llama_cpp", "wheel" if launch == "wheel" else "binary", "b9905", prefix, place.home)
+    behind_socket = launch != "binary"
     spec = launch_spec(
-        EngineBuild("llama_cpp", launch, "9.9", prefix, place.home),
-        weights=place.site.weights[0] / "snapshots" / "x" / "m.gguf",
-        address=EngineAddress(unix_path=socket) if launch == "wheel" else EngineAddress(port=4000),
+        build,
+        weights=root / "x" / "m.gguf",
+        address=EngineAddress(unix_path=engine_socket(TOKEN, place.sockets))
+        if behind_socket
+        else EngineAddress(port=4000),
         alias="chat",
         context_length=4096,
         slots=4,
         physical_cores=4,
         environ={"LANG": "C"},
-        extra_args=extra,
+        **{**more, "adapters": adapters},
     )
-    asked = wheel_request(place) if launch == "wheel" else binary_request(place)
-    assert admitted({**asked, "argv": list(spec.argv)}, place).argv == spec.argv
+    asked = wheel_request(place) if behind_socket else binary_request(place)
+    found = admitted({**asked, "argv": list(spec.argv)}, place)
+    assert found.argv == spec.argv
+    assert found.kind == ("wheel" if launch == "wheel" else "binary")
+
+
+def test_an_adapter_from_elsewhere_is_refused(place: Place) -> None:
+    for value in (
+        "/etc/x.gguf:1",
+        f"{place.site.weights[0]}/x.gguf",
+        f"{place.site.weights[0]}/x.gguf:nan",
+        "x.gguf:1",
+    ):
+        document = wheel_request(place)
+        argument("--lora-scaled", value)(document, place)
+        with pytest.raises(RefusedError, match="lora-scaled"):
+            admitted(document, place)
 
 
 @pytest.mark.parametrize("edit", HOSTILE.values(), ids=HOSTILE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from sbctl.base.ids import Address
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Desired, Recorded
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, library_pins, wheel_pin
+from sbctl.engines.release_pins import Machine, archive_pin
 from sbctl.node.snapshot import (
     ArtifactState,
     BundleState,
@@ -310,6 +311,42 @@ def test_a_program_is_looked_for_once_the_host_answers(bench: Bench, desired: di
         "program": "/usr/bin/llama-server (9905)"
     }
     assert PROVIDERS["engine"].record(wanted, {}) == {"program": None}
+
+
+RELEASE = archive_pin("b9905", Machine("Linux", "x86_64", "glibc-2.36"))
+
+
+def release_params(*, delivery: str, known: bool = True) -> dict[str, Any]:
+    wish = {"launch": "binary", "versions": ["b9905"], "acceleration": "cpu", "sha256": None}
+    archive = asdict(RELEASE) if known else None
+    return {"engine": "llama_cpp", "version": "b9905", "delivery": delivery, "archive": archive, "wish": wish}
+
+
+@pytest.mark.parametrize(("delivery", "sent"), [("push", [RELEASE.sha256]), ("pull", [])])
+def test_a_release_is_named_by_digest_and_sent_first_where_it_is_pushed(
+    bench: Bench, desired: dict[str, Desired], delivery: str, sent: list[str]
+) -> None:
+    bench.node.answer = {"digest": RELEASE.sha256}
+    answer = bench.perform("engine", "engine.install", release_params(delivery=delivery, known=delivery == "push"))
+    ((_, asked, _),) = bench.node.calls
+    assert (asked["archive"]["sha256"], asked["archive"]["url"]) == (RELEASE.sha256, RELEASE.url)
+    assert (asked["launch"], asked["wheel"], asked["delivery"]) == ("binary", None, delivery)
+    assert bench.node.sent == sent
+    wanted = replace(desired["engine"], spec={"launch": "binary", "path": None, "versions": ["b9905"]})
+    assert PROVIDERS["engine"].record(wanted, {"1": answer})["digests"] == {"b9905": RELEASE.sha256}
+
+
+def test_a_host_that_turns_out_to_have_the_program_is_sent_nothing(bench: Bench, desired: dict[str, Desired]) -> None:
+    program = EngineState(
+        engine="llama_cpp", launch="binary", version="b9905", path="/usr/bin/llama-server", ours=False
+    )
+    bench.node.shown = SERVED.model_copy(update={"engines": (program,)})
+    answer = bench.perform("engine", "engine.install", release_params(delivery="push"))
+    assert bench.node.calls == []
+    assert bench.node.sent == []
+    wanted = replace(desired["engine"], spec={"launch": "binary", "path": None, "versions": ["b9905"]})
+    record = PROVIDERS["engine"].record(wanted, {"engine.local#1:engine.install": answer})
+    assert record == {"program": "/usr/bin/llama-server (b9905)"}
 
 
 # artifact

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbctl.runtime import engine_exit
-from sbctl.runtime.engine_cgroup import EngineCgroup, make_cgroup, open_cgroup
+from sbctl.runtime.engine_cgroup import EngineCgroup, effort_of_unit, make_cgroup, open_cgroup
 from sbctl.runtime.engine_exit import EngineExit, OomEvidence
 
 TOKEN = "0123456789abcdef"
@@ -44,6 +44,29 @@ def test_a_group_is_made_below_our_own_where_that_is_allowed(tmp_path: Path, mon
         "the hierarchy that knows of memory comes first"
     )
     assert make_cgroup(TOKEN, root=tmp_path, own=own) is None, "a group that is there is nobody's to take"
+
+
+@pytest.mark.parametrize(
+    ("files", "effort"),
+    [
+        ({}, None),
+        (
+            {
+                "system.slice/u/cpu.stat": "usage_usec 50000\nuser_usec 1\n",
+                "system.slice/u/memory.current": "3145728\n",
+            },
+            8,
+        ),
+        ({"cpuacct/system.slice/u/cpuacct.usage": "70000000\n", "memory/system.slice/u/memory.usage_in_bytes": "x"}, 7),
+    ],
+)
+def test_fault_51_a_unit_s_effort_is_read_from_its_group(
+    tmp_path: Path, files: dict[str, str], effort: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert effort_of_unit("u", root=tmp_path) == effort
 
 
 def test_a_record_names_its_own_group_only(group: EngineCgroup) -> None:
