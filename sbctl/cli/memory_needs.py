@@ -15,7 +15,7 @@ from sbctl.base.display import format_bytes, plural
 from sbctl.base.field_types import byte_size
 from sbctl.config.compiled import CompiledDeployment, CompiledHost
 from sbctl.engines.fit import with_margin
-from sbctl.engines.memory import CPU, Figure, ReplicaLaunch, figure_of, memory_key, smaller_launches
+from sbctl.engines.memory import Figure, ReplicaLaunch, figure_of, memory_key, smaller_launches
 from sbctl.node.snapshot import HostFacts, NodeSnapshot
 
 __all__ = ["DeploymentNeed", "HostNeeds", "need_body", "needs_of", "usable_bytes"]
@@ -149,9 +149,10 @@ def _shape(deployment: CompiledDeployment, cached: Mapping[str, ModelShape]) -> 
 
 
 def _on_device(deployment: CompiledDeployment, facts: HostFacts) -> bool:
-    """For an engine that may use devices: a program that the operator brought or that was built for them."""
+    """For a build of ours that is made for devices. A program of the user's is started with every layer on the processor."""
     policy = deployment.engine_policy
-    return policy.launch == "binary" and policy.acceleration != CPU and _device_bytes(facts) > 0
+    built_for_one = policy.launch == "binary" and policy.path is None and policy.acceleration in ("cuda", "vulkan")
+    return built_for_one and _device_bytes(facts) > 0
 
 
 def _launch(deployment: CompiledDeployment, *, on_device: bool) -> ReplicaLaunch:
@@ -162,6 +163,7 @@ def _launch(deployment: CompiledDeployment, *, on_device: bool) -> ReplicaLaunch
         mode=deployment.mode,
         extra_args=tuple(deployment.model.extra_args),
         launch=deployment.engine_policy.launch,
+        adapters=tuple(adapter.artifact.artifact for adapter in deployment.adapters),
         on_device=on_device,
     )
 

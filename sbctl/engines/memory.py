@@ -41,6 +41,8 @@ class ReplicaLaunch:
     mode: str = "chat"
     extra_args: tuple[str, ...] = ()
     launch: str = "wheel"
+    adapters: tuple[str, ...] = ()
+    """Digests of the adapters that are loaded with the model."""
     on_device: bool = False
 
     def shape(self) -> LaunchShape:
@@ -139,6 +141,7 @@ def memory_key(artifact: str, engine: str, version: str, launch: ReplicaLaunch, 
             "artifact": artifact,
             "engine": [engine, launch.launch, version],
             "flags": [launch.context_length, launch.slots, launch.kv_quant, launch.mode, list(launch.extra_args)],
+            "adapters": sorted(launch.adapters),
             "device": device,
         }
     )

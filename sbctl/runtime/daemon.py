@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from sbctl import __version__
 from sbctl.base.clock import SYSTEM_CLOCK
-from sbctl.base.errors import HostError, LockedError
+from sbctl.base.errors import HostError, LockedError, SbctlError
 from sbctl.base.flock import FileLock
 from sbctl.base.fs import remove_file
 from sbctl.engines.model import UNIX_PATH_MAX_BYTES
@@ -50,6 +50,7 @@ from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.node_provisioner import NodeProvisioner
 from sbctl.runtime.notify import Notifier
+from sbctl.runtime.observed_memory import ObservedMemory, Running
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.public_tls_service import HeldCertificate, with_certificate
@@ -86,7 +87,7 @@ class Daemon:
         self._events = EventLog(paths.database, SYSTEM_CLOCK)
         self._drain = Drain(paths, self._events)
         self._host = _engine_host(paths, os.environ, self._events)
-        provisioner = NodeProvisioner(
+        self._provisioner = provisioner = NodeProvisioner(
             paths,
             settings.cache_directory,
             self._host.new_socket,
@@ -177,7 +178,8 @@ class Daemon:
             self._notifier.ready(f"serving {self._http_url}")
             self._events.tell(EventKind.RUNTIME_STARTED, f"version {__version__}, pid {os.getpid()}, {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
-            watching = [asyncio.create_task(self._drain.watch())]
+            observed = ObservedMemory(self._settings.paths.state, self._running_engines)
+            watching = [asyncio.create_task(self._drain.watch()), asyncio.create_task(observed.watch())]
             if self._certificate is not None:
                 watching.append(asyncio.create_task(self._certificate.watch()))
             await self._wait(stop)
@@ -185,6 +187,17 @@ class Daemon:
                 watch.cancel()
         finally:
             await self._shut_down()
+
+    async def _running_engines(self) -> list[Running]:
+        found = []
+        for generation in tuple(self._reconciler.generations.values()):
+            member = generation.member
+            ready = [replica.launched.engine.pid for replica in generation.replicas if replica.launched is not None]
+            if ready and member.engine.acceleration == "cpu":
+                with contextlib.suppress(SbctlError):
+                    version = member.engine.version or (await self._provisioner.check_engine(member)).version
+                    found += [Running(member, version, pid) for pid in ready]
+        return found
 
     async def _bind(self) -> None:
         config = self._settings.config

@@ -27,6 +27,7 @@ from sbctl.node.snapshot import BundleState, DeploymentState, NodeSnapshot
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, Units, systemd_of, units_digest
+from sbctl.runtime.observed_memory import observed_memory
 from sbctl.runtime.public_tls_files import installed_fingerprint
 from sbctl.runtime.settings import load_trust
 from sbctl.runtime.supervise import supervisor_of
@@ -104,6 +105,7 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
             for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments")))
             if state
         ],
+        "memory": [{"key": key, "observed_bytes": size} for key, size in observed_memory(paths.state).items()],
     }
     # One model is built, not one for each part: most of what a node process does is starting.
     return NodeSnapshot.model_validate(told)

@@ -93,13 +93,20 @@ def test_a_filesystem_over_a_network_is_a_blocker(kinds: dict[str, str], failed:
     assert all(check.next_step for check in checks if check.verdict == "fail")
 
 
-def test_memory_of_devices_counts_for_an_engine_that_the_operator_brought(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engines", "verdict"),
+    [
+        ("{}", "fail"),
+        ("{llama_cpp: {launch: binary, path: /usr/bin/llama-server}}", "fail"),
+        ("{llama_cpp: {launch: binary, acceleration: cuda}}", "pass"),
+    ],
+)
+def test_memory_of_devices_counts_for_an_engine_that_is_built_for_them(
+    tmp_path: Path, engines: str, verdict: str
+) -> None:
     small = {"memory_total_bytes": 4 * GIB, "gpus": (NVIDIA,)}
-    (ours, *_) = need_checks(host(tmp_path), told(**small))
-    assert ours.verdict == "fail"
-    brought = host(tmp_path, engines="{llama_cpp: {launch: binary, path: /usr/bin/llama-server}}")
-    (theirs, *_) = need_checks(brought, told(**small))
-    assert theirs.verdict == "pass"
+    (fit, *_) = need_checks(host(tmp_path, engines=engines), told(**small))
+    assert fit.verdict == verdict
 
 
 @pytest.mark.parametrize(

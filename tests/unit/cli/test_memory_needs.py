@@ -148,7 +148,7 @@ def test_without_a_header_the_catalogs_figure_stands_and_says_so(tmp_path: Path)
 
 
 def test_an_engine_on_a_device_needs_the_device_and_a_little_of_the_host(tmp_path: Path) -> None:
-    engines = "{llama_cpp: {launch: binary, path: /usr/bin/llama-server}}"
+    engines = "{llama_cpp: {launch: binary, acceleration: cuda}}"
     gpu = {"vendor": "nvidia", "name": "L4", "memory_total_bytes": 24 * GIB}
     host = config(tmp_path, "model: qwen3-8b", engines=engines).hosts["local"]
     (need,) = needs_of(host, told(8, facts={"gpus": (gpu,)})).deployments

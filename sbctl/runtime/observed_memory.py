@@ -1,0 +1,123 @@
+"""What engines really took, remembered: the most that a process of one kind had resident, by `engines.memory.memory_key`.
+
+Only processes that are ready are looked at, and only those that compute on the processor: what lies on a device is not in their resident
+memory. The file outlives the daemon and every deployment; a node tells of it with each snapshot, and plans believe it before any estimate.
+Writing it is worth no failure: a full disk costs the memory of a figure, never a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sbctl.base import fs, strict_json
+from sbctl.base.digests import canonical_json
+from sbctl.base.errors import InputError, SbctlError
+from sbctl.base.ids import is_digest
+from sbctl.base.limits import MIB
+from sbctl.engines.memory import ReplicaLaunch, memory_key
+from sbctl.runtime.log import get_log
+from sbctl.trust.bundle import DeploymentMember
+
+__all__ = ["FILE_NAME", "ObservedMemory", "Running", "observed_memory", "peak_bytes"]
+
+FILE_NAME: Final = "observed_memory.json"
+_FILE_MAX_BYTES: Final = MIB
+_KEPT: Final = 256
+"""Kinds of process; the one that was seen longest ago goes first."""
+_WORTH_WRITING_BYTES: Final = 4 * MIB
+_INTERVAL_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One ready engine: what it was started as, the version of its build, and its first process."""
+
+    member: DeploymentMember
+    version: str
+    pid: int
+
+    @property
+    def key(self) -> str:
+        member = self.member
+        launch = ReplicaLaunch(
+            context_length=member.context_length,
+            slots=member.max_concurrency,
+            kv_quant=member.kv_quant,
+            mode=member.mode,
+            extra_args=tuple(member.extra_args),
+            launch=member.engine.launch,
+            adapters=tuple(adapter.artifact.artifact for adapter in member.adapters),
+        )
+        return memory_key(member.artifact.artifact, member.engine.engine, self.version, launch)
+
+
+def peak_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """The most that a process had resident since it began; None when there is none, or it cannot be read."""
+    try:
+        text = (proc / str(pid) / "status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        number = rest.split()
+        if name == "VmHWM" and number and number[0].isdigit():
+            return int(number[0]) * 1024
+    return None
+
+
+def observed_memory(state: Path) -> Mapping[str, int]:
+    """Key → bytes, longest ago first; nothing when there is no file, or it is damaged."""
+    try:
+        data = fs.read_bounded(state / FILE_NAME, max_bytes=_FILE_MAX_BYTES)
+        document: Any = strict_json.loads(data, max_bytes=_FILE_MAX_BYTES)
+    except InputError:
+        return {}
+    listed = document.get("observed") if isinstance(document, dict) else None
+    return {
+        entry[0]: entry[1]
+        for entry in (listed if isinstance(listed, list) else [])[-_KEPT:]
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and is_digest(entry[0])
+        if type(entry[1]) is int and entry[1] > 0
+    }
+
+
+class ObservedMemory:
+    """Of one daemon. `running` lists the engines that are ready now and compute on the processor."""
+
+    def __init__(self, state: Path, running: Callable[[], Awaitable[Iterable[Running]]]) -> None:
+        self._state = state
+        self._running = running
+        self._known = dict(observed_memory(state))
+        self._log = get_log("memory")
+
+    async def watch(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.to_thread(self.look, tuple(await self._running()))
+
+    def look(self, running: Iterable[Running]) -> None:
+        """Once. A figure only grows; one of another context, type or build is another figure."""
+        changed = False
+        for one in running:
+            peak = peak_bytes(one.pid)
+            known = self._known.get(one.key, 0)
+            if peak is not None and peak >= known + _WORTH_WRITING_BYTES:
+                self._known.pop(one.key, None)
+                self._known[one.key] = peak
+                changed = True
+        if not changed:
+            return
+        for key in list(self._known)[:-_KEPT]:
+            del self._known[key]
+        with contextlib.suppress(SbctlError):
+            fs.write_atomic(
+                self._state / FILE_NAME, canonical_json({"observed": [list(one) for one in self._known.items()]})
+            )
+            self._log.info("memory of engines", observed=json.dumps(list(self._known.values())[-8:]))
