@@ -205,9 +205,21 @@ def port_checks(host: CompiledHost, snapshot: NodeSnapshot, holders: Iterable[Po
         if taken is None:
             yield Check(name, "pass", f"{address}:{port} is free", host=host.name)
         else:
-            who = "another user's process" if taken.pid is None else f"{taken.program or 'a process'} (pid {taken.pid})"
-            remedy = "stop what listens there, or choose another port"
-            yield Check(name, "fail", f"{address}:{port} is held by {who}", remedy, host.name)
+            stop = (
+                f"systemctl stop {taken.unit} on the host"
+                if taken.unit.endswith(".service")
+                else "stop what listens there"
+            )
+            remedy = f"{stop}, or choose another port"
+            yield Check(name, "fail", f"{address}:{port} is held by {_held_by(taken)}", remedy, host.name)
+
+
+def _held_by(holder: PortHolder) -> str:
+    user = f"user {holder.user}" if holder.user else "another user"
+    if holder.pid is None:
+        return f"a process of {user}, which only root may see"
+    known = [f"pid {holder.pid}", holder.unit, user if holder.user else ""]
+    return f"{holder.program or 'a process'} ({', '.join(part for part in known if part)})"
 
 
 def _overlap(held: str, wanted: str) -> bool:

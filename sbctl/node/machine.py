@@ -6,6 +6,7 @@ Standard library only and Python 3.8, since the bootstrap sends this module as t
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import socket
 import struct
@@ -126,9 +127,9 @@ def _by_device(device: int, path: str, proc: str) -> str:
 
 
 def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[dict[str, Any]]:
-    """Who listens on these TCP ports: `port`, `address`, and `pid`, `program` as far as this user may see them."""
+    """Who listens on these TCP ports: `port`, `address`, `user`, and `pid`, `program`, `unit` as far as this user may see them."""
     wanted = set(ports)
-    found = []
+    found: list[tuple[str, dict[str, Any]]] = []
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in _text(proc + "/net/" + name).splitlines()[1:]:
             fields = line.split()
@@ -136,11 +137,17 @@ def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[dict[str, An
                 continue
             address, _, port = fields[1].partition(":")
             if int(port, 16) in wanted:
-                found.append({"port": int(port, 16), "address": _address(address, family), "inode": fields[9]})
-    holders = _holders({str(one["inode"]) for one in found}, proc) if found else {}
-    return [
-        {"port": one["port"], "address": one["address"], **holders.get(str(one["inode"]), {})} for one in found[:256]
-    ]
+                one = {"port": int(port, 16), "address": _address(address, family), "user": _user_name(fields[7])}
+                found.append((fields[9], one))
+    holders = _holders({inode for inode, _ in found}, proc) if found else {}
+    return [{**one, **holders.get(inode, {})} for inode, one in found[:256]]
+
+
+def _user_name(number: str) -> str:
+    try:
+        return pwd.getpwuid(int(number)).pw_name[:_NAME_MAX_CHARS]
+    except (KeyError, ValueError):
+        return number[:_NAME_MAX_CHARS]
 
 
 def _address(text: str, family: int) -> str:
@@ -156,10 +163,19 @@ def _holders(inodes: set[str], proc: str) -> dict[str, dict[str, Any]]:
             inode = _link(proc + "/" + pid + "/fd/" + fd)
             if inode.startswith("socket:[") and inode[8:-1] in inodes:
                 program = _text(proc + "/" + pid + "/comm").strip()[:_NAME_MAX_CHARS]
-                holders.setdefault(inode[8:-1], {"pid": int(pid), "program": program})
+                unit = _unit_of(_text(proc + "/" + pid + "/cgroup"))
+                holders.setdefault(inode[8:-1], {"pid": int(pid), "program": program, "unit": unit})
         if len(holders) == len(inodes):
             break
     return holders
+
+
+def _unit_of(cgroup: str) -> str:
+    """The system's innermost service or scope; empty for a process that systemd did not start, or a user's own."""
+    parts = [part for line in cgroup.splitlines() for part in line.split("/")]
+    ours = not any(part.startswith("user@") for part in parts)
+    units = [part for part in parts if ours and part.endswith((".service", ".scope"))]
+    return units[-1][:_NAME_MAX_CHARS] if units else ""
 
 
 def _names(directory: str) -> list[str]:

@@ -42,12 +42,14 @@ class PythonFact(_Fact):
 
 
 class PortHolder(_Fact):
-    """Who listens on a TCP port. `pid` None: of another user, so this login may not see it."""
+    """Who listens on a TCP port. `pid` None: of another user, so this login may see only whose it is. `unit`: systemd's, where it has one."""
 
     port: int = Field(ge=1, le=65535)
     address: str = Field(default="", max_length=64)
     pid: int | None = None
     program: str = Field(default="", max_length=128)
+    user: str = Field(default="", max_length=128)
+    unit: str = Field(default="", max_length=128)
 
 
 def is_new_enough(version: str) -> bool:

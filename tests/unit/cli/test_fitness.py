@@ -153,7 +153,13 @@ def test_no_device_and_old_control_groups_are_told() -> None:
     [
         ((), "pass", "is free"),
         ((PortHolder(port=8080, address="127.0.0.1", pid=7, program="nginx"),), "fail", "nginx (pid 7)"),
-        ((PortHolder(port=8080, address="0.0.0.0"),), "fail", "another user's process"),
+        (
+            (PortHolder(port=8080, address="::", pid=7, program="nginx", user="www", unit="nginx.service"),),
+            "fail",
+            "nginx (pid 7, nginx.service, user www); systemctl stop nginx.service",
+        ),
+        ((PortHolder(port=8080, address="0.0.0.0"),), "fail", "a process of another user"),
+        ((PortHolder(port=8080, address="0.0.0.0", user="www"),), "fail", "a process of user www, which only root"),
         ((PortHolder(port=8080, address="10.0.0.1"),), "pass", "is free"),
         ((PortHolder(port=8081, address="0.0.0.0"),), "pass", "is free"),
     ],
@@ -163,7 +169,7 @@ def test_a_port_that_others_hold_is_told_with_its_holder(
 ) -> None:
     (check,) = port_checks(host(tmp_path), told(), holders)
     assert check.verdict == verdict
-    assert said in check.detail
+    assert said in f"{check.detail}; {check.next_step}"
     assert list(port_checks(host(tmp_path), told(runtime={"running": True}), holders)) == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import socket
 from pathlib import Path
 
@@ -83,5 +85,27 @@ def test_who_listens_is_told_with_address_and_program() -> None:
         (four,) = port_holders([port])
         assert (four["port"], four["address"]) == (port, "127.0.0.1")
         assert four["program"]
+        assert four["user"] == pwd.getpwuid(os.getuid()).pw_name
         assert port_holders([six.getsockname()[1]])[0]["address"] == "::1"
     assert port_holders([]) == []
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("0::/system.slice/nginx.service\n", "nginx.service"),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", "session-3.scope"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/web.service\n", ""),
+        ("0::/\n", ""),
+    ],
+)
+def test_the_unit_of_who_listens_is_the_systems(tmp_path: Path, cgroup: str, unit: str) -> None:
+    row = "   0: 0100007F:1F90 00000000:0000 0A 0:0 0:0 0 {uid} 0 {inode} 1"
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text("head\n" + row.format(uid=4242424, inode=77) + "\n")
+    (tmp_path / "9/fd").mkdir(parents=True)
+    (tmp_path / "9/fd/3").symlink_to("socket:[77]")
+    (tmp_path / "9/comm").write_text("web\n")
+    (tmp_path / "9/cgroup").write_text(cgroup)
+    told = {"port": 8080, "address": "127.0.0.1", "user": "4242424", "pid": 9, "program": "web", "unit": unit}
+    assert port_holders([8080], proc=str(tmp_path)) == [told]
