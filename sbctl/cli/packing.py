@@ -197,9 +197,10 @@ def _add_weights(
     supplies: OnlineSupplies, contents: _Contents, config: CompiledConfig, request: PackRequest
 ) -> tuple[PackArtifact, ...]:
     wanted = {
-        deployment.artifact.artifact: deployment.artifact
+        facts.artifact: facts
         for host in config.hosts.values()
         for deployment in host.deployments.values()
+        for facts in deployment.artifacts
     }
     packed: list[PackArtifact] = []
     for facts in sorted(wanted.values(), key=lambda each: (each.model, each.variant, each.artifact)):

@@ -41,6 +41,17 @@ def test_what_is_said_to_be_tested_is(case: str, said: str) -> None:
             assert file in ids_in_tests()[case], f"no test in tests/{file}.py carries {case}: run `make docs`"
 
 
+def test_every_test_that_carries_a_fault_stands_at_its_row() -> None:
+    carried = [
+        (str(int(match[1])), f"{file}::{name}")
+        for file, names in names_by_file().items()
+        for name in names
+        if (match := re.match(r"test_fault_(\d+)_", name))
+    ]
+    assert carried
+    assert [named for fault, named in carried if f"`{named}`" not in FAULTS.get(fault, "")] == []
+
+
 def test_every_case_with_a_test_says_so() -> None:
     silent = [case for case in THREATS if case in ids_in_tests() and not re.search(r"`[^`]*/test_", THREATS[case])]
     assert not silent, f"tests carry {', '.join(silent)}, and docs/threats.md does not name them: run `make docs`"

@@ -175,7 +175,7 @@ async def test_fault_26_a_slot_that_stays_busy_after_its_caller_left_ends_the_en
     assert "after its caller had left" in await _until_failed(replica)
 
 
-async def test_fault_36_a_log_line_without_end_costs_neither_memory_nor_disk(node: Node) -> None:
+async def test_a_log_line_without_end_costs_neither_memory_nor_disk(node: Node) -> None:
     before = psutil.Process().memory_info().rss
     node.behaves(stderr_bytes=64 * MIB)
     replica = node.replica()

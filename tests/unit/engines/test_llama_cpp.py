@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.errors import EngineError
 from sbctl.engines import llama_wheel_launcher as launcher
 from sbctl.engines.llama_cpp import default_threads, weight_file
-from sbctl.engines.model import EngineAddress, EngineBuild, LaunchSpec
+from sbctl.engines.model import Adapter, EngineAddress, EngineBuild, LaunchSpec
 from tests.simulators.llama_launches import launch_spec
 
 WHEEL = EngineBuild("llama_cpp", "wheel", "1", ("/e/bin/python", "-I", "/e/launcher.py"), Path("/e"))
@@ -214,3 +216,68 @@ def test_weights_that_do_not_make_one_model_are_refused(paths: list[str]) -> Non
     with pytest.raises(EngineError) as caught:
         weight_file(facts(*paths))
     assert caught.value.code == "engine.artifact_unusable"
+
+
+@pytest.mark.parametrize("slots", [1, 7])
+def test_fault_24_slots_are_always_set_and_share_nothing(slots: int) -> None:
+    argv = spec(slots=slots, context_length=512).argv
+    assert argv[argv.index("--parallel") + 1] == str(slots)
+    assert argv[argv.index("--ctx-size") + 1] == str(512 * slots)
+    assert "--no-kv-unified" in argv
+    assert "--kv-unified" not in argv
+
+
+@pytest.mark.parametrize("address", [EngineAddress(port=4711), EngineAddress(unix_path=Path("/run/e.sock"))])
+def test_fault_34_the_address_is_always_written_out(address: EngineAddress) -> None:
+    argv = spec(BINARY, address).argv
+    host = argv[argv.index("--host") + 1]
+    assert host == ("127.0.0.1" if address.port else "/run/e.sock")
+    assert ("--port" in argv) == (address.port is not None)
+
+
+def test_fault_31_the_runtime_loads_no_compute_library() -> None:
+    code = (
+        "import sys, sbctl.runtime.daemon, sbctl.runtime.node_provisioner;"
+        "print([name for name in ('torch', 'xllamacpp', 'pynvml', 'cupy', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_adapters_are_named_with_their_strength() -> None:
+    argv = spec(adapters=(Adapter(Path("/w/a.gguf"), 0.5), Adapter(Path("/w/b.gguf"), 1.0))).argv
+    assert argv[argv.index("--lora-scaled") + 1] == "/w/a.gguf:0.5,/w/b.gguf:1"
+    with pytest.raises(EngineError) as caught:
+        spec(adapters=(Adapter(Path("/w:x/a.gguf"), 1.0),))
+    assert caught.value.code == "engine.artifact_unusable"
+
+
+@pytest.mark.parametrize(("mode", "flag"), [("embedding", "--embeddings"), ("rerank", "--rerank")])
+def test_a_text_for_a_vector_or_a_score_is_computed_in_one_piece(mode: str, flag: str) -> None:
+    argv = spec(mode=mode, context_length=4096, slots=2, extra_args=["--pooling", "cls"]).argv
+    assert flag in argv
+    assert [argv[argv.index(name) + 1] for name in ("--batch-size", "--ubatch-size", "--pooling")] == [
+        "4096",
+        "4096",
+        "cls",
+    ]
+    old = EngineBuild("llama_cpp", "binary", "b1", ("/s",), Path("/s"), known_flags=OLD)
+    with pytest.raises(EngineError, match="the deployment needs it"):
+        spec(old, EngineAddress(port=1), mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("devices", "placed", "taken"),
+    [
+        ((), ["--n-gpu-layers", "999"], ("all",)),
+        (("0",), ["--n-gpu-layers", "999"], ("0",)),
+        (("0", "1"), ["--n-gpu-layers", "999", "--split-mode", "row", "--tensor-split", "1,1"], ("0", "1")),
+    ],
+)
+def test_a_build_for_cuda_gets_its_devices(devices: tuple[str, ...], placed: list[str], taken: tuple[str, ...]) -> None:
+    build = EngineBuild("llama_cpp", "binary", "b9905", ("/s",), Path("/s"), acceleration="cuda")
+    made = spec(build, EngineAddress(port=1), devices=devices)
+    start = made.argv.index("--n-gpu-layers")
+    assert list(made.argv[start : start + len(placed)]) == placed
+    assert made.env.get("CUDA_VISIBLE_DEVICES") == (",".join(devices) or None)
+    assert made.devices == taken
