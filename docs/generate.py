@@ -69,6 +69,7 @@ _GROUPS: Final = {
     "json": "JSON input",
     "key": "Signing keys",
     "lock": "Pinned host keys: sb.hosts.lock",
+    "models_lock": "The lockfile of the models: sbproxy-models.lock",
     "node": "The node interface",
     "pack": "Packs",
     "pattern": "Patterns",
