@@ -120,7 +120,6 @@ class EngineClient:
                         raise
                     continue
                 finally:
-                    if not collector.done.done() or collector.done.cancelled() or collector.done.exception():
-                        connection.abort()
+                    connection.let_go(collector, is_satisfied=False)
                 return collector.status, bytes(collector.body)
         raise ConnectionError("the engine closed the connection")

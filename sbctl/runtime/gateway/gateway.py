@@ -276,10 +276,7 @@ class Gateway:
                     raise
             finally:
                 request.client.feed_from(None)
-                if relay.is_satisfied:
-                    connection.leave()
-                else:
-                    connection.abort()
+                connection.let_go(relay, is_satisfied=relay.is_satisfied)
         raise AssertionError("a fresh connection returns or raises")
 
     def _engine_body(self, request: _Request) -> tuple[bytes, str]:

@@ -72,6 +72,7 @@ class EngineConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._head_seen = False
         self._keeps = True
+        self._is_paused = False
         self.is_open = False
         self.is_reused = False
         """It answered a request before, so it may have been closed under this one."""
@@ -91,22 +92,35 @@ class EngineConnection(asyncio.Protocol):
         else:
             self._transport.writelines((head, body))
 
-    def abort(self) -> None:
-        """Cut it: what runs on it is cancelled. The sink hears nothing more."""
+    def let_go(self, sink: AnswerSink, *, is_satisfied: bool) -> None:
+        """`sink` listens no more. Its answer may be complete and the connection at work for another by now: then nothing happens.
+
+        Else: `is_satisfied`: what is missing is the end alone, so the connection is kept when that comes within a second; if not, it is cut,
+        and what runs on it is cancelled.
+        """
+        if self._sink is not sink:
+            return
+        if not is_satisfied:
+            self._drop()
+            return
+        self.resume()
+        self._sink = _Nobody()
+        asyncio.get_running_loop().call_later(_LEAVE_S, self._drop_for, self._sink)
+
+    def _drop_for(self, nobody: AnswerSink) -> None:
+        if self._sink is nobody:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Cut it. The sink hears nothing more."""
         self._sink = None
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
-    def leave(self) -> None:
-        """Nobody listens any more, but the answer is as good as complete: keep the connection when its end comes within a second."""
-        if self._sink is not None:
-            self._sink = _Nobody()
-            asyncio.get_running_loop().call_later(_LEAVE_S, self._leave_for_good, self._sink)
-
-    def _leave_for_good(self, nobody: AnswerSink) -> None:
-        if self._sink is nobody:
-            self.abort()
+    def close(self) -> None:
+        """Close an idle one."""
+        self._drop()
 
     def cut(self) -> None:
         """Cut it: what runs on it breaks."""
@@ -114,11 +128,13 @@ class EngineConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read no more until `resume`: who takes the answer is slower than the engine."""
-        if self._transport is not None and self.is_open:
+        if self._transport is not None and self.is_open and not self._is_paused:
+            self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None and self.is_open:
+        if self._transport is not None and self.is_open and self._is_paused:
+            self._is_paused = False
             self._transport.resume_reading()
 
     # Of the transport
@@ -133,7 +149,7 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._sink is None:
             # Nothing was asked: it is not known any more what belongs to what.
-            self.abort()
+            self._drop()
             return
         if not self._head_seen:
             self._head_bytes += len(data)
@@ -163,7 +179,7 @@ class EngineConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._fields = {}
         if self._sink is None:
-            self.abort()
+            self._drop()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields[name.lower()] = value
@@ -190,17 +206,18 @@ class EngineConnection(asyncio.Protocol):
     def _complete(self) -> None:
         sink, self._sink = self._sink, None
         self._head_seen = False
+        self.resume()
         if self.is_open and self._keeps and self._transport is not None and not self._transport.get_write_buffer_size():
             self.is_reused = True
             self._pool.keep(self)
         elif self.is_open:
-            self.abort()
+            self._drop()
         if sink is not None:
             sink.end()
 
     def _break(self, why: str) -> None:
         sink = self._sink
-        self.abort()
+        self._drop()
         if sink is not None:
             sink.broke(why)
 
@@ -235,7 +252,7 @@ class EnginePool:
     def keep(self, connection: EngineConnection) -> None:
         """It is free for the next request."""
         if self._closed:
-            connection.abort()
+            connection.close()
             return
         loop = asyncio.get_running_loop()
         connection.idle_since_s = loop.time()
@@ -263,5 +280,5 @@ class EnginePool:
         loop = asyncio.get_running_loop()
         before_s = loop.time() - _IDLE_S * 3 / 4
         while self._idle and (not self._idle[0].is_open or self._idle[0].idle_since_s <= before_s):
-            self._idle.popleft().abort()
+            self._idle.popleft().close()
         self._sweep = loop.call_later(_IDLE_S / 4, self._close_idle) if self._idle else None
