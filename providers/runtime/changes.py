@@ -108,6 +108,11 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[L
     if old and new and None in (old["fingerprint"], new["fingerprint"]) and old["reference"] == new["reference"]:
         # A fingerprint that is not known on one side says nothing; the reference is the same.
         was["admin_password"] = now["admin_password"]
+    for name, secret in before.get("egress_secrets", {}).items():
+        other = after.get("egress_secrets", {}).get(name)
+        unknown = other is not None and None in (secret["fingerprint"], other["fingerprint"])
+        if unknown and other["reference"] == secret["reference"]:
+            was["egress"][name] = now["egress"][name]
     return leaf_changes(was, now)
 
 
@@ -146,6 +151,7 @@ def _activation(comparison: Comparison, desired: Desired, title: str, *, downtim
     if certificate is not None:
         calls.append(certificate)
     params = {name: desired.spec[name] for name in ("version", "config", "trust", "admin_password")}
+    params["egress_secrets"] = desired.spec.get("egress_secrets", {})
     calls.append(
         Call(
             Method.RUNTIME_ACTIVATE,

@@ -8,6 +8,7 @@ from typing import Any
 from providers.resource import desired_resource
 from providers.standalone_python import standalone_label, standalone_spec
 from sbctl import __version__
+from sbctl.artifacts.egress import Egress
 from sbctl.base.ids import Address
 from sbctl.base.limits import GIB
 from sbctl.base.truths import Desired
@@ -48,6 +49,7 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
         shutdown_deadline_ms=model_host.shutdown_deadline_ms,
         handoff_timeout_ms=model_host.handoff_timeout_ms,
         identity=config.has_identity(host.name),
+        egress=Egress() if host.egress is None else host.egress.config,
     )
 
 
@@ -73,6 +75,10 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             "config": runtime_config(config, host).model_dump(mode="json"),
             "trust": {"signers": signers, "key_epoch": config.key_epoch},
             "tls": _tls(host.tls),
+            "egress_secrets": {
+                name: {"reference": held.reference, "fingerprint": held.fingerprint}
+                for name, held in (host.egress.secrets if host.egress is not None else {}).items()
+            },
             "admin_password": None
             if password is None
             else {"reference": password.reference, "fingerprint": password.fingerprint},
@@ -89,15 +95,25 @@ def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
     password = spec["admin_password"]
     python = standalone_label(spec.get("standalone"))
     certificate = certificate_fields(spec)
+    fields.pop("egress", None)
     return {
         "version": spec["version"],
         **({} if python is None else {"python": python}),
         **fields,
+        **egress_fields(spec),
         **({} if certificate is None else {"certificate": certificate}),
         "signers": spec["trust"]["signers"],
         "key_epoch": spec["trust"]["key_epoch"],
         "admin_password": None if password is None else password["fingerprint"] or password["reference"],
     }
+
+
+def egress_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What is set of egress, each under its own name; secrets by what tells two of them apart. Nothing where sb.yml says nothing."""
+    said = {name: value for name, value in spec["config"].get("egress", {}).items() if value and name != "secrets"}
+    held = spec.get("egress_secrets", {})
+    said |= {name: secret["fingerprint"] or secret["reference"] for name, secret in held.items()}
+    return {"egress": said} if said else {}
 
 
 def certificate_fields(spec: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -120,12 +136,26 @@ def restored(snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any])
     An old password cannot come back either: its reference is resolved today, so an old fingerprint would be a lie. Nor can an old public
     certificate, for the same reason: where there was one, today's stays.
     """
+    secrets = {
+        name: _todays(secret, recorded_spec.get("egress_secrets", {}).get(name))
+        for name, secret in snapshot_spec.get("egress_secrets", {}).items()
+    }
     tls = snapshot_spec.get("tls")
     if tls is not None and recorded_spec.get("tls") is not None:
         tls = recorded_spec["tls"]
     password = snapshot_spec["admin_password"]
-    today = recorded_spec["admin_password"]
     if password is not None:
-        same = today is not None and today["reference"] == password["reference"]
-        password = today if same else {**password, "fingerprint": None}
-    return {**snapshot_spec, "trust": recorded_spec["trust"], "admin_password": password, "tls": tls}
+        password = _todays(password, recorded_spec["admin_password"])
+    return {
+        **snapshot_spec,
+        "trust": recorded_spec["trust"],
+        "admin_password": password,
+        "tls": tls,
+        "egress_secrets": secrets,
+    }
+
+
+def _todays(secret: Mapping[str, Any], today: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What is known of a secret's value is known of today's alone."""
+    same = today is not None and today["reference"] == secret["reference"]
+    return today if today is not None and same else {**secret, "fingerprint": None}

@@ -15,7 +15,7 @@ from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.foreign_caches import candidates, foreign_caches
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.publication import distinct
-from sbctl.artifacts.pull import PullResult, pull
+from sbctl.artifacts.pull import Note, PullResult, pull
 from sbctl.artifacts.usage import read_usage, set_pinned
 from sbctl.base import fs
 from sbctl.base.errors import ArtifactError, SbctlError
@@ -44,7 +44,14 @@ class CacheCalls:
     settings: FetchSettings | None = field(default=None, repr=False)
 
     def pull(
-        self, facts: ArtifactFacts, run: Run, *, progress: Progress, offline: bool = False, pinned: bool | None = None
+        self,
+        facts: ArtifactFacts,
+        run: Run,
+        *,
+        progress: Progress,
+        note: Note | None = None,
+        offline: bool = False,
+        pinned: bool | None = None,
     ) -> Pulled:
         """Raises what `artifacts.pull.pull` raises."""
         settings = self.settings or FetchSettings.from_environ(self.environ)
@@ -54,7 +61,7 @@ class CacheCalls:
             if offline or self.offline:
                 return await pull(self.cache, facts, progress=progress, offline=True, foreign=foreign)
             async with Fetcher(settings) as fetcher:
-                return await pull(self.cache, facts, progress=progress, fetcher=fetcher, foreign=foreign)
+                return await pull(self.cache, facts, progress=progress, fetcher=fetcher, foreign=foreign, note=note)
 
         return self.settled(facts, run(work()), pinned=pinned)
 

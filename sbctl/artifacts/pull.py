@@ -30,7 +30,7 @@ from sbctl.base.digests import sha256_file
 from sbctl.base.display import plural
 from sbctl.base.errors import ArtifactError, InputError
 
-__all__ = ["PullResult", "import_files", "pull"]
+__all__ = ["Note", "PullResult", "import_files", "pull"]
 
 _ROUNDS: Final = 3
 """A blob that another artifact shared may be removed with it while this one is fetched; then it is fetched after all."""

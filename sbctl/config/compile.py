@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
+from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.digests import fingerprint
 from sbctl.base.errors import RefusedError
 from sbctl.base.field_types import is_loopback
@@ -17,9 +18,11 @@ from sbctl.config.checks import check_api_key_models, check_canary, managed_prov
 from sbctl.config.compiled import (
     CompiledConfig,
     CompiledDeployment,
+    CompiledEgress,
     CompiledHost,
     CompiledIdentity,
     CompiledOrigin,
+    CompiledTls,
     EnrollServer,
     OwnPki,
     PublicRoute,
@@ -28,6 +31,7 @@ from sbctl.config.compiled import (
 )
 from sbctl.config.diagnose import Checked, Report
 from sbctl.config.document import Document, Path
+from sbctl.config.egress_block import EgressReader
 from sbctl.config.file_shape import FileShape
 from sbctl.config.fleet import FleetModel
 from sbctl.config.fleet_loading import written_vars
@@ -40,6 +44,7 @@ from sbctl.config.licensing import refuse_unread_licenses
 from sbctl.config.meaning import host_meaning, keys_meaning, served_meaning
 from sbctl.config.models import ProxyModel
 from sbctl.config.pins import PinBook, host_lock_path, open_pin_book
+from sbctl.config.public_tls import TlsReader
 from sbctl.config.relays import check_relays
 from sbctl.config.scalars import Scalar
 from sbctl.config.secrets import REFERENCE_PREFIXES, SecretSources, secret_ref
@@ -67,10 +72,13 @@ class Compilation:
     environ: Mapping[str, str]
     keyed: Callable[[bytes], str] | None
     require_pins: bool = True
+    clock: Clock = SYSTEM_CLOCK
     inline: dict[str, Secret] = field(default_factory=dict)
     views: dict[object, HostView | None] = field(default_factory=dict)
     names: dict[tuple[Path, ...], frozenset[str]] = field(default_factory=dict)
     shares: dict[object, _Share] = field(default_factory=dict)
+    certificates: dict[int, CompiledTls | None] = field(default_factory=dict)
+    """By view: hosts that see the same have the same."""
     meanings: dict[str, str] = field(default_factory=dict)
     api_keys: dict[str, ApiKeyEntry] = field(default_factory=dict)
 
@@ -168,9 +176,25 @@ class Compilation:
             keep_weights=host.keep_weights,
             relay=host.relay,
             group=host.group,
+            tls=self._tls(view, secrets, sources),
+            egress=self._egress(host, secrets, sources),
             data_address=host.data_address,
             catalog=view.catalog,
         )
+
+    def _tls(self, view: HostView, secrets: Mapping[str, SecretRef], sources: SecretSources) -> CompiledTls | None:
+        if id(view) not in self.certificates:
+            directory = FilePath(self.document.path).absolute().parent
+            reader = TlsReader(self.report, directory, secrets, sources, self.clock)
+            served = {name: origin for name, origin in view.origins.items() if managed_providers(origin)}
+            self.certificates[id(view)] = reader.read(view.proxy, view.view, served)
+        return self.certificates[id(view)]
+
+    def _egress(
+        self, host: HostSettings, secrets: Mapping[str, SecretRef], sources: SecretSources
+    ) -> CompiledEgress | None:
+        layers = [(layer, self.document.key_span(path)) for path, layer in host.egress]
+        return EgressReader(self.report, secrets, sources, self.keyed).read(layers)
 
     def _standalone(self, host: HostSettings) -> StandalonePython | None:
         if host.standalone is None:
@@ -315,7 +339,9 @@ def _identity(fleet: FleetModel, directory: FilePath) -> CompiledIdentity | None
         return None
     own = None
     if written.ca_file is not None and written.cert_file is not None and written.key_file is not None:
-        ca, certificate = (str(directory / FilePath(name).expanduser()) for name in (written.ca_file, written.cert_file))
+        ca, certificate = (
+            str(directory / FilePath(name).expanduser()) for name in (written.ca_file, written.cert_file)
+        )
         own = OwnPki(ca, certificate, written.key_file)
     enroll = written.enroll
     return CompiledIdentity(
@@ -345,7 +371,12 @@ def _origins(view: HostView, deployments: Mapping[str, CompiledDeployment]) -> d
                     routes.setdefault(model, PublicRoute(model, provider.deployment))
                 default = default or provider.default_model
         if routes:
-            found[hostname] = CompiledOrigin(hostname, tuple(routes.values()), default)
+            found[hostname] = CompiledOrigin(
+                hostname,
+                tuple(routes.values()),
+                default,
+                force_ssl=origin.force_ssl and view.proxy.https_bind_port is not None,
+            )
     return found
 
 

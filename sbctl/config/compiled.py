@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sbctl.artifacts.egress import Egress, EgressSecret
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.model import ArtifactFacts, Delivery
 from sbctl.base.connection import Connection
@@ -31,10 +32,9 @@ __all__ = [
     "CompiledAdapter",
     "CompiledConfig",
     "CompiledDeployment",
+    "CompiledEgress",
     "CompiledHost",
     "CompiledIdentity",
-    "EnrollServer",
-    "OwnPki",
     "CompiledOrigin",
     "CompiledTls",
     "EnrollServer",
@@ -138,6 +138,14 @@ class StandalonePython:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledEgress:
+    """How a host reaches the outside; `config.secrets` names exactly the keys of `secrets`."""
+
+    config: Egress
+    secrets: Mapping[EgressSecret, SecretRef]
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledHost:
     """One host with its overlays merged in."""
 
@@ -162,6 +170,8 @@ class CompiledHost:
     group: str | None = None
     """For people; what it sets is merged in."""
     tls: CompiledTls | None = None
+    egress: CompiledEgress | None = None
+    """None: sb.yml says nothing of it."""
     data_address: str = "127.0.0.1"
     """How clients reach the host: in endpoints that are printed, never to connect."""
     catalog: Catalog = field(default_factory=builtin_catalog, repr=False, compare=False)

@@ -28,6 +28,7 @@ from sbctl.base.field_types import (
     text_schema,
 )
 from sbctl.base.patterns import AddressPattern
+from sbctl.config.egress_block import EgressModel
 from sbctl.config.identity_block import IdentityModel
 from sbctl.config.ssh_fields import HostKey, SshModel
 from sbctl.config.state_block import StateModel
@@ -145,6 +146,9 @@ class OverlayModel(Block):
         default=None, description="Python of this host; before fleet.runtime.python."
     )
     ssh: SshModel = Field(default=SshModel.model_construct(), description="How to log in; over fleet.ssh.")
+    egress: EgressModel = Field(
+        default=EgressModel.model_construct(), description="How hosts reach the outside: proxy, authority, hub, index."
+    )
     proxy: dict[str, Any] = Field(default_factory=dict, description="What differs in proxy.")
 
 

@@ -15,6 +15,7 @@ from sbctl.base.ids import RESERVED_SCOPES, is_id
 from sbctl.base.patterns import number_ranges
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
+from sbctl.config.egress_block import EgressModel
 from sbctl.config.fleet import FleetModel, HostModel, OverlayModel, PythonModel
 from sbctl.config.pins import PinBook
 from sbctl.config.scalars import Scalar
@@ -46,6 +47,8 @@ class HostSettings:
     data_address: str
     group: str | None
     overlays: tuple[Path, ...]
+    egress: tuple[tuple[Path, EgressModel], ...]
+    """Its layers of `egress`, weakest first."""
     relay: str | None
     """The host that passes on what is pushed; None for the relay itself."""
     span: SourceSpan | None
@@ -233,6 +236,9 @@ def _settings(
         standalone=python if isinstance(python, PythonModel) else None,
         data_address="127.0.0.1" if connection.kind == "local" else data_address,
         group=group,
+        egress=tuple(
+            ((*path[:-1], "egress"), layer.egress) for path, layer in zip(overlays, _layers(fleet, host), strict=True)
+        ),
         relay=relay if written is not None and relay != name else None,
         overlays=tuple(overlays),
         span=span,

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sbctl.base.digests import fingerprint
-from sbctl.config.compiled import CompiledDeployment, CompiledHost, CompiledOrigin
+from sbctl.config.compiled import CompiledDeployment, CompiledEgress, CompiledHost, CompiledOrigin
 from sbctl.config.models import ProxyModel
 from sbctl.trust.bundle import ApiKeyEntry
 
@@ -66,8 +66,17 @@ def host_meaning(host: CompiledHost, served: str) -> dict[str, Any]:
         "served": served,
         "admin_password": None if password is None else [password.reference, password.fingerprint],
         "certificate": certificate,
+        **_egress_meaning(host.egress),
         "delivery": host.delivery,
         "python": host.python if host.standalone is None else {"standalone": host.standalone.sha256},
         "keep_weights": host.keep_weights,
         "data_address": host.data_address,
     }  # fmt: skip
+
+
+def _egress_meaning(egress: CompiledEgress | None) -> dict[str, Any]:
+    """Nothing where sb.yml says nothing of it."""
+    if egress is None:
+        return {}
+    secrets = {name: [held.reference, held.fingerprint] for name, held in egress.secrets.items()}
+    return {"egress": {**egress.config.model_dump(mode="json"), "secrets": secrets}}

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sbctl.artifacts.egress import Egress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.ids import DIGEST_RE
 from sbctl.node.records import EVENTS_MAX, LINES_MAX
@@ -41,6 +42,10 @@ __all__ = [
     "DeploymentAction",
     "EngineInstall",
     "EngineRemove",
+    "EnrollmentAsk",
+    "EnrollmentInstall",
+    "EnrollmentRemove",
+    "EnrollmentRequest",
     "EventsRead",
     "HostDrain",
     "HostMark",
@@ -50,6 +55,7 @@ __all__ = [
     "LogsRead",
     "Method",
     "RuntimeActivate",
+    "RuntimeCertificate",
     "RuntimeConfig",
     "RuntimeInstall",
     "RuntimeRemove",
@@ -73,8 +79,13 @@ class Method(StrEnum):
     CERTIFICATE_REQUEST = "certificate.request"
     CERTIFICATE_INSTALL = "certificate.install"
     CERTIFICATE_REMOVE = "certificate.remove"
+    ENROLLMENT_REQUEST = "enrollment.request"
+    ENROLLMENT_INSTALL = "enrollment.install"
+    ENROLLMENT_REMOVE = "enrollment.remove"
+    ENROLLMENT_ASK = "enrollment.ask"
     RUNTIME_INSTALL = "runtime.install"
     RUNTIME_ACTIVATE = "runtime.activate"
+    RUNTIME_CERTIFICATE = "runtime.certificate"
     RUNTIME_REMOVE = "runtime.remove"
     ENGINE_INSTALL = "engine.install"
     ENGINE_REMOVE = "engine.remove"
@@ -148,6 +159,54 @@ class CertificateRemove(_Params):
     lineage: str
 
 
+class EnrollmentRequest(_Params):
+    """Make the two keys that an enrollment server issues with, which never leave the host; those of this `rotation` are found. → {"request": PEM,
+    "verifying_key"}"""
+
+    lineage: str
+    rotation: int = Field(ge=0)
+
+
+class EnrollmentInstall(_Params):
+    """Have the enrollment server run with this, restarted when something of it changed. → {"content_sha256", "unit_sha256", "fingerprint"}
+
+    `certificate` is of its CA; `roots`, `authority_keys` and `revocations` are what hosts trust, believe and refuse.
+    """
+
+    lineage: str
+    version: str = Field(max_length=64)
+    cluster_id: str = Field(max_length=128)
+    server_name: str = Field(max_length=253)
+    node_id: str = Field(max_length=128)
+    bind_address: str = Field(max_length=64)
+    port: int = Field(ge=1, le=65535)
+    validity_hours: int = Field(ge=1)
+    reserved: tuple[Annotated[str, Field(max_length=128)], ...] = Field(max_length=10_000)
+    certificate: str = Field(max_length=262_144)
+    delegation: str = Field(max_length=65_536)
+    roots: str = Field(max_length=262_144)
+    authority_keys: str = Field(max_length=256)
+    revocations: str = Field(max_length=4_194_304)
+    operator_time: str = Field(max_length=40)
+
+
+class EnrollmentRemove(_Params):
+    """Stop the enrollment server and remove its unit, keys, tokens and ledger. → {"removed": bool}"""
+
+    lineage: str
+
+
+class EnrollmentAsk(_Params):
+    """Ask the running enrollment server. → as its control socket answers
+
+    `token_create` takes `roles`, `labels`, `node_id`, `ttl_s` in `asked`, and `token_revoke` the `id`.
+    """
+
+    lineage: str
+    action: Literal["status", "token_list", "token_create", "token_revoke", "nodes"]
+    asked: dict[str, Any] = Field(default_factory=dict, max_length=8)
+
+
 class HostDrain(_Params):
     """Admit no new requests, and wait for those that run at most `deadline_s`. → {"running", "active_requests", "finished"}
 
@@ -200,6 +259,11 @@ class RuntimeConfig(_Params):
     labels: dict[str, str] = Field(default_factory=dict)
     http_bind_address: str = "127.0.0.1"
     http_bind_port: int = Field(default=8080, ge=0, le=65535)
+    https_bind_port: int | None = Field(default=None, ge=0, le=65535)
+    """None: no TLS on the API. Its certificate is no part of this: it changes without a restart."""
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    """Both, where somebody else keeps chain and key on this host; else they were installed by `runtime.certificate`."""
     admin_enabled: bool = False
     admin_bind: str = "127.0.0.1"
     admin_port: int = Field(default=9090, ge=0, le=65535)
@@ -216,12 +280,14 @@ class RuntimeConfig(_Params):
     handoff_timeout_ms: int = Field(default=60_000, gt=0)
     identity: bool = False
     """Whether the host has an identity of its cluster, in `<etc>/identity`."""
+    egress: Egress = Field(default=Egress())
+    """How the host reaches the outside. The secrets that it names are sent beside `runtime.activate`."""
 
 
 class RuntimeActivate(_Params):
     """Make `version` the running runtime with this configuration and trust.
 
-    Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent), renders and verifies
+    Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent; those of `egress`), renders and verifies
     the unit, switches `current`, restarts only when something decisive differs or the runtime is not healthy, and answers once the control
     socket says healthy. `trust_envelope` is a DSSE envelope of payload type TRUST_PAYLOAD_TYPE. → {"pid", "unit_sha256", "config_sha256",
     "trust_digest", "supervision": "system"|"user"|"parent"}
@@ -230,6 +296,17 @@ class RuntimeActivate(_Params):
     version: str
     config: RuntimeConfig
     trust_envelope: str
+
+
+class RuntimeCertificate(_Params):
+    """Install the API's public certificate; its private key is the secret `tls_key`, sent beside the call. → {"fingerprint", "used": bool}
+
+    Verified as a pair, written as one file that only root (or the runtime's user) can read, and handed to a running runtime that serves TLS,
+    which shows it from the next handshake on.
+    """
+
+    lineage: str
+    chain: str = Field(max_length=65_536)
 
 
 class RuntimeRemove(_Params):
@@ -247,6 +324,18 @@ class LibraryFile(_Params):
     wheel: WheelFile
     member: str = Field(max_length=256)
     sha256: str = Field(pattern=_DIGEST)
+
+
+class EngineArchive(_Params):
+    """A release of an engine, or its source: one gzipped tar, by digest. `tag` is the version that the program must say."""
+
+    filename: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.tar\.gz$")
+    url: str = Field(max_length=1024)
+    sha256: str = Field(pattern=_DIGEST)
+    tag: str = Field(pattern="^b[0-9]{1,9}$")
+    acceleration: Literal["cpu", "cuda", "vulkan", "metal"]
+    is_source: bool
+    installed_bytes: int = Field(gt=0)
 
 
 class EngineInstall(_Params):
@@ -271,18 +360,6 @@ class EngineInstall(_Params):
 
 class EngineRemove(_Params):
     """Remove an engine that we installed; one found on PATH is not ours. → {"removed": bool}"""
-class EngineArchive(_Params):
-    """A release of an engine, or its source: one gzipped tar, by digest. `tag` is the version that the program must say."""
-
-    filename: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.tar\.gz$")
-    url: str = Field(max_length=1024)
-    sha256: str = Field(pattern=_DIGEST)
-    tag: str = Field(pattern="^b[0-9]{1,9}$")
-    acceleration: Literal["cpu", "cuda", "vulkan", "metal"]
-    is_source: bool
-    installed_bytes: int = Field(gt=0)
-
-
 
     engine: Literal["llama_cpp"]
     version: str
@@ -401,6 +478,10 @@ class EventsRead(_Params):
 PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.HOST_MARK: HostMark,
     Method.HOST_UNMARK: HostUnmark,
+    Method.ENROLLMENT_REQUEST: EnrollmentRequest,
+    Method.ENROLLMENT_INSTALL: EnrollmentInstall,
+    Method.ENROLLMENT_REMOVE: EnrollmentRemove,
+    Method.ENROLLMENT_ASK: EnrollmentAsk,
     Method.HOST_DRAIN: HostDrain,
     Method.HOST_RESUME: HostResume,
     Method.CERTIFICATE_REQUEST: CertificateRequest,
@@ -408,6 +489,7 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.CERTIFICATE_REMOVE: CertificateRemove,
     Method.RUNTIME_INSTALL: RuntimeInstall,
     Method.RUNTIME_ACTIVATE: RuntimeActivate,
+    Method.RUNTIME_CERTIFICATE: RuntimeCertificate,
     Method.RUNTIME_REMOVE: RuntimeRemove,
     Method.ENGINE_INSTALL: EngineInstall,
     Method.ENGINE_REMOVE: EngineRemove,

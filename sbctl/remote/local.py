@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sbctl.artifacts.egress import OPERATORS_OWN
 from sbctl.base.clock import Clock
 from sbctl.base.errors import HostError, UnreachableError
 from sbctl.base.file_slice import ByteSource, FileSlice
@@ -142,7 +143,7 @@ class LocalTransport:
         del deadline_s
         inherited = {name: self._environ[name] for name in _INHERITED if self._environ.get(name)}
         try:
-            return ProcessChannel(argv, {**environment, **inherited})
+            return ProcessChannel(argv, {**environment, **inherited, OPERATORS_OWN: "operator"})
         except (FileNotFoundError, NotADirectoryError):
             raise
         except OSError as error:

@@ -12,6 +12,8 @@ import psutil
 
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.cache_calls import collected
+from sbctl.artifacts.fetch_policy import FetchSettings
+from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.foreign_caches import foreign_caches
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.pull import pull
@@ -37,6 +39,11 @@ __all__ = ["NodeProvisioner"]
 _DRIVERS: Final[Mapping[str, EngineDriver]] = {driver.engine: driver for driver in (LlamaCpp(),)}
 
 
+def _no_settings() -> FetchSettings:
+    """Straight to the usual places."""
+    return FetchSettings.from_environ({})
+
+
 class NodeProvisioner:
     """One a daemon. Weights that a replica was given are leased until `keep_only`, so that nobody removes them under an engine."""
 
@@ -50,6 +57,7 @@ class NodeProvisioner:
         offline: bool = False,
         by_hand: bool = False,
         events: EventSink = NO_EVENTS,
+        fetch_settings: Callable[[], FetchSettings] = _no_settings,
     ) -> None:
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
@@ -57,6 +65,7 @@ class NodeProvisioner:
         self._offline = offline
         self._by_hand = by_hand
         self._events = events
+        self._fetch_settings = fetch_settings
         self._used: frozenset[str] | None = None
         """As `keep_only` said last."""
         self._new_socket = new_socket
@@ -109,19 +118,27 @@ class NodeProvisioner:
                     f"{facts.model}:{facts.variant} is not in this host's cache, and the deployment says pull: manual",
                     next_step="pull it, or set pull to on_boot or on_demand",
                 )
-            note = f"{facts.model}:{facts.variant}"
-            await pull(
-                self._cache,
-                facts,
-                progress=lambda done, total: progress(done, total, note),
-                offline=self._offline,
-                foreign=await asyncio.to_thread(foreign_caches, os.environ),
-            )
+            await self._pull(facts, progress)
             await asyncio.to_thread(self._make_room, facts)
         if facts.artifact not in self._leases:
             self._leases[facts.artifact] = self._cache.lease(facts.artifact)
         snapshot = await asyncio.to_thread(self._cache.require, facts.artifact)
         return snapshot / weight_file(facts)
+
+    async def _pull(self, facts: ArtifactFacts, progress: Progress) -> None:
+        name = f"{facts.model}:{facts.variant}"
+        foreign = await asyncio.to_thread(foreign_caches, os.environ)
+        settings = await asyncio.to_thread(self._fetch_settings)
+        async with Fetcher(settings) as fetcher:
+            await pull(
+                self._cache,
+                facts,
+                progress=lambda done, total: progress(done, total, name),
+                fetcher=fetcher,
+                offline=self._offline,
+                foreign=foreign,
+                note=lambda sentence: self._log.warning("a source was left", model=name, note=sentence),
+            )
 
     def _make_room(self, fetched: ArtifactFacts) -> None:
         """Within the cache's budget, never at the cost of what a deployment is configured with."""

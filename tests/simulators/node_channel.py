@@ -45,6 +45,7 @@ class NodeChannelProcess:
         for name in ("SBCTL_PACKAGE_INDEX", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY"):
             if name in os.environ:
                 env[name] = os.environ[name]
+        env["SBCTL_FETCH_ENVIRONMENT"] = "operator"
         argv = [str(home / "bin" / "python"), "-I", str(home / "bin" / "sbctl-runtime"), "node", "--stdio"]
         self.process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd="/", bufsize=0

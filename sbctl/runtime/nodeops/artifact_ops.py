@@ -6,6 +6,7 @@ Root's node interface works on the cache as the account that owns it, the runtim
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sbctl.node.messages import (
 )
 from sbctl.node.records import EventKind
 from sbctl.runtime.assigned import assigned_artifacts
+from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.event_log import record_event
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.control_client import ControlClient
@@ -41,13 +43,17 @@ __all__ = [
 
 def pull_artifact(context: NodeContext, params: ArtifactPull) -> dict[str, Any]:
     """Raises what `artifacts.pull.pull` raises."""
-    calls, facts = _calls(context), params.artifact
+    config, _ = stored_config(context.paths)
+    settings = host_fetch_settings(config, context.paths, context.environ)
+    calls, facts = replace(_calls(context), settings=settings), params.artifact
+    reporter = _Reporter(context, facts.model)
     own_cache(calls.cache.root, context.paths.state)
     with acting_as_owner(calls.cache.root):
         pulled = calls.pull(
             facts,
             lambda work: run_cancellable(context, _coroutine(work)),
-            progress=_reporter(context, facts.model),
+            progress=reporter.progress,
+            note=reporter.note,
             offline=params.offline,
             pinned=params.pinned,
         )
@@ -69,7 +75,7 @@ def import_artifact(context: NodeContext, params: ArtifactImport) -> dict[str, A
     for path in there.values():
         hand_over(path, root)
     with acting_as_owner(root):
-        work = import_files(calls.cache, facts, there, progress=_reporter(context, facts.model))
+        work = import_files(calls.cache, facts, there, progress=_Reporter(context, facts.model).progress)
         result = run_cancellable(context, work)
         pulled = calls.settled(facts, result, pinned=params.pinned)
     for path in there.values():
@@ -133,5 +139,19 @@ def _configured(context: NodeContext) -> frozenset[str] | None:
     return None if assigned is None else frozenset(assigned)
 
 
-def _reporter(context: NodeContext, note: str) -> Any:
-    return lambda done, total: context.report(done, total, note)
+class _Reporter:
+    """Progress under the model's name, and under what was said last of its sources."""
+
+    def __init__(self, context: NodeContext, name: str) -> None:
+        self._context = context
+        self._name = name
+        self._said = name
+        self._at: tuple[int, int | None] = (0, None)
+
+    def progress(self, done: int, total: int | None) -> None:
+        self._at = done, total
+        self._context.report(done, total, self._said)
+
+    def note(self, sentence: str) -> None:
+        self._said = f"{self._name}: {sentence}"
+        self._context.report(*self._at, self._said)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbctl.artifacts.download import fetch_file
-from sbctl.artifacts.fetch_policy import FetchSettings
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.model import Delivery
 from sbctl.artifacts.partial import require_space
@@ -25,8 +24,10 @@ from sbctl.engines.flag_tables import flag_table, help_digest
 from sbctl.engines.model import PROGRAM_PATH
 from sbctl.engines.release_pins import ARCHIVE_MAX_BYTES
 from sbctl.node.messages import EngineArchive
+from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.engine_build import build_server
+from sbctl.runtime.nodeops.snapshot import stored_config
 
 __all__ = ["install_archive"]
 
@@ -95,7 +96,8 @@ def _archive(context: NodeContext, pin: EngineArchive, delivery: Delivery, stage
 
 
 async def _fetch(context: NodeContext, pin: EngineArchive, target: Path) -> None:
-    async with Fetcher(FetchSettings.from_environ(context.environ)) as fetcher:
+    config, _ = stored_config(context.paths)
+    async with Fetcher(host_fetch_settings(config, context.paths, context.environ)) as fetcher:
         await fetch_file(
             [pin.url],
             target,

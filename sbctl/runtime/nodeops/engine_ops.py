@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from sbctl.artifacts.archive import read_member
 from sbctl.artifacts.download import fetch_file
-from sbctl.artifacts.fetch_policy import FetchSettings
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.model import Delivery
 from sbctl.artifacts.partial import require_space
@@ -29,9 +28,11 @@ from sbctl.engines.detect import RECORD_NAME, EngineRecord, installed_engines
 from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME
 from sbctl.node.messages import EngineInstall, EngineRemove, WheelFile
 from sbctl.node.standalone import require_python, sweep_pythons
+from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.engine_archive import install_archive
 from sbctl.runtime.nodeops.programs import run_program
+from sbctl.runtime.nodeops.snapshot import stored_config
 
 __all__ = ["add_libraries", "install_engine", "remove_engine"]
 
@@ -143,7 +144,8 @@ def _wheel(context: NodeContext, origin: _Origin, wheel: WheelFile, staged: Path
 
 
 async def _fetch(context: NodeContext, origin: _Origin, wheel: WheelFile, target: Path) -> None:
-    async with Fetcher(FetchSettings.from_environ(context.environ)) as fetcher:
+    config, _ = stored_config(context.paths)
+    async with Fetcher(host_fetch_settings(config, context.paths, context.environ)) as fetcher:
         file = await resolve(
             origin.project, origin.version, fetcher=fetcher, filename=wheel.filename, content_is_pinned=True
         )

@@ -11,6 +11,7 @@ ends what it leaves.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets as random_secrets
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sbctl.artifacts.egress import EGRESS_SECRETS
 from sbctl.base import fs
 from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.errors import HostError, InputError, RefusedError, SbctlError
@@ -132,6 +134,7 @@ def _activate_alone(context: NodeContext, params: RuntimeActivate, runtime: Loca
     else:
         running = runtime.await_healthy(prepared.wanted, deadline_s=HEALTHY_DEADLINE_S, check=lambda: None)
     _tend_public_tls(runtime, params)
+    _forget_secrets(paths, params.config)
     if former not in (None, params.version):
         _prune(paths, kept={params.version, former})
     sweep_pythons(paths)
@@ -176,11 +179,13 @@ def _prepare(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntim
     units: Units = {}
     if runtime.systemd is not None:
         units = render_units(runtime.systemd.kind, paths, paths.version(params.version), config)
-    files = {paths.runtime_config: data, paths.secrets / _PASSWORD: password, **_public_pair(paths, config)}
+    egress = _egress_secrets(context, config)
+    files = {paths.runtime_config: data, paths.secrets / _PASSWORD: password, **egress, **_public_pair(paths, config)}
     if trust != current:
         files[paths.trust] = params.trust_envelope.encode()
     python = standalone_of(paths, params.version).encode()
-    stamp = sha256_bytes(b"\0".join(((units_digest(units) or "").encode(), password, *([python] if python else ()))))
+    parts = ((units_digest(units) or "").encode(), password, *([python] if python else ()), *egress.values())
+    stamp = sha256_bytes(b"\0".join(parts))
     wanted = Wanted(params.version, sha256_bytes(data), trust_digest(trust), stamp)
     return _Prepared(wanted, config, files, units)
 
@@ -238,6 +243,26 @@ def _password(context: NodeContext) -> bytes:
     return _stored(context.paths.secrets / _PASSWORD) or random_secrets.token_urlsafe(24).encode()
 
 
+def _forget_secrets(paths: NodePaths, config: RuntimeConfig) -> None:
+    """Of an egress that is no longer so. Where the disk refuses, the next activation does it."""
+    for name in set(EGRESS_SECRETS) - set(config.egress.secrets):
+        if os.path.lexists(paths.secrets / name):
+            with contextlib.suppress(SbctlError):
+                fs.remove_file(paths.secrets / name)
+
+
+def _egress_secrets(context: NodeContext, config: RuntimeConfig) -> dict[Path, bytes]:
+    """As sent, else as they are here already. Raises InputError `egress.secret_missing`."""
+    found = {}
+    for name in config.egress.secrets:
+        path, sent = context.paths.secrets / name, context.secrets.get(name)
+        value = sent.reveal() if sent is not None else _stored(path)
+        if value is None:
+            raise InputError("egress.secret_missing", f"the secret {name} was not sent", place=str(path))
+        found[path] = value
+    return found
+
+
 def _stored(path: Path) -> bytes | None:
     try:
         return fs.read_bounded(path, max_bytes=_FILE_MAX_BYTES)
@@ -289,6 +314,7 @@ def _keep_former(
         systemd.must("enable", GUARD_NAME)
     previous = Wanted(version, config_sha256, load_trust(paths)[1], stored_stamp(paths))
     replaced = [paths.runtime_config, paths.trust, paths.secrets / _PASSWORD, pair_path(paths), stamp_path(paths)]
+    replaced += [paths.secrets / name for name in EGRESS_SECRETS]
     replaced.append(paths.current)
     if systemd is not None:
         replaced.extend((*systemd.unit_paths(), *launcher_files(paths)))

@@ -8,7 +8,8 @@ import pytest
 from yarl import URL
 
 from sbctl.artifacts.download import fetch_file
-from sbctl.artifacts.egress import OPERATORS_OWN, Egress, EgressSecret, fetch_settings
+from sbctl.artifacts.egress import OPERATORS_OWN, Egress, EgressSecret
+from sbctl.artifacts.egress_settings import fetch_settings
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import InputError

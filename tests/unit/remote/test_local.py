@@ -87,6 +87,7 @@ def test_the_node_process_is_isolated_and_sees_only_what_it_needs(prefix: Path) 
     session.close()
     environment = told["environment"]
     environment.pop("LC_CTYPE", None)
+    assert environment.pop("SBCTL_FETCH_ENVIRONMENT") == "operator"
     assert set(environment) == {"PATH", "HOME", "LANG", "SBCTL_NODE_PREFIX", "https_proxy", "UV_INDEX_URL"}
     assert "canary" not in json.dumps(told)
     assert told["flags"] == [1, True]
