@@ -26,7 +26,7 @@ from sbctl.base.errors import InputError, LockedError, RefusedError, SbctlError,
 from sbctl.base.limits import STATE_DOCUMENT_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.state.settings import StateSettings, stays_here
-from sbctl.state_backends.port import Ticket, lock_lost, locked, unreachable
+from sbctl.state_backends.port import Ticket, lock_lost, locked, unreachable, untrusted
 
 __all__ = ["HttpBackend"]
 
@@ -144,6 +144,8 @@ class HttpBackend:
             try:
                 answer = self._once(method, url, content, headers, max_bytes)
             except (httpx.TransportError, httpx.DecodingError) as error:
+                if isinstance(error, httpx.ConnectError) and "certificate" in str(error).lower():
+                    raise untrusted(self.place, str(error)) from None
                 failure: SbctlError = unreachable(self.place, _reason(error))
             else:
                 if answer[0] in (401, 403):
@@ -215,5 +217,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "no answer in time"
     if isinstance(error, httpx.ConnectError):
-        return f"no connection ({error})" if "certificate" in str(error).lower() else "no connection"
+        return "no connection"
     return "the connection broke in the middle of an answer"

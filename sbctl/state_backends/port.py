@@ -14,7 +14,7 @@ from sbctl.base.display import display_safe
 from sbctl.base.errors import LockedError, UnreachableError
 from sbctl.state.model import LockInfo
 
-__all__ = ["Backend", "Ticket", "lock_lost", "locked", "unreachable"]
+__all__ = ["Backend", "Ticket", "lock_lost", "locked", "unreachable", "untrusted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,16 @@ def unreachable(place: str, why: str) -> UnreachableError:
         place=place,
         next_step="check the address, the network and the server, then run the command again",
         retryable=True,
+    )
+
+
+def untrusted(place: str, why: str) -> UnreachableError:
+    """The server shows no certificate, or none that counts; trying again does not help."""
+    return UnreachableError(
+        "state.server_untrusted",
+        f"the server of the shared state is not proven to be the one that was named: {why}",
+        place=place,
+        next_step="check the name in the address and the server's certificate; fleet.state.ca_file names who issued it",
     )
 
 

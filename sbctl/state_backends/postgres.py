@@ -24,13 +24,17 @@ from sbctl.base.errors import InputError, LockedError, RefusedError, SbctlError,
 from sbctl.base.limits import STATE_DOCUMENT_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.state.settings import StateSettings, stays_here
-from sbctl.state_backends.port import Ticket, lock_lost, locked, unreachable
+from sbctl.state_backends.port import Ticket, lock_lost, locked, unreachable, untrusted
 
 __all__ = ["PostgresBackend"]
 
 _CONNECT_DEADLINE_S: Final = 10
 _STATEMENT_DEADLINE: Final = "60s"
 _LOGIN_RE: Final = re.compile(r"authentication failed|no password supplied|role .* does not exist|pg_hba\.conf")
+_UNTRUSTED_RE: Final = re.compile(
+    r"certificate verify failed|server certificate for .* does not match|does not support SSL"
+)
+_CA_FILE_RE: Final = re.compile(r"root certificate file|could not read root certificate")
 _DATABASE_RE: Final = re.compile(r"database .* does not exist")
 _CREATE: Final = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -242,6 +246,13 @@ def _not_connected(said: str, place: str) -> SbctlError:
             place=place,
             next_step="create it (createdb), owned by the role that sbctl logs in as",
         )
+    if match := _UNTRUSTED_RE.search(said):
+        return untrusted(place, match[0])
+    if _CA_FILE_RE.search(said):
+        return InputError(
+            "state.ca_file", "fleet.state.ca_file is not a file of PEM certificates", place=place,
+            next_step="give the path of the CA's certificate, relative to sb.yml",
+        )  # fmt: skip
     return unreachable(place, "no connection to the database, or it broke")
 
 

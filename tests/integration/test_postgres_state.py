@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from sbctl.base.errors import LockedError, RefusedError, SbctlError, StateError, UnreachableError
@@ -25,88 +20,21 @@ from sbctl.state.settings import StateSettings
 from sbctl.state_backends.port import Ticket
 from sbctl.state_backends.postgres import PostgresBackend
 from tests.simulators.fleet import ManualClock
+from tests.simulators.postgres_cluster import Cluster, postgres_cluster
 from tests.simulators.shared_world import Checkout
 from tests.simulators.state_world import APPLY, desired, fast_directory, recorded
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = "-c fsync=off -c listen_addresses= -c max_connections=40"
 HEAD = {"lineage": "L", "serial": 1}
-
-
-def _programs() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
-
-
-@dataclass
-class Cluster:
-    directory: Path
-    programs: Path
-
-    def address(self, database: str = "sbctl") -> str:
-        return f"postgresql:///{database}?host={self.directory}"
-
-    def settings(self, **fields: Any) -> StateSettings:
-        return StateSettings("postgres", self.address(), fields.pop("username", "ops"), **fields)
-
-    def sql(self, text: str, database: str = "sbctl") -> list[Any]:
-        with psycopg.connect(self.address(database), user="postgres", autocommit=True) as session:
-            cursor = session.execute(text)
-            return cursor.fetchall() if cursor.description else []
-
-    def control(self, *arguments: str) -> None:
-        _run([str(self.programs / "pg_ctl"), "-D", str(self.directory / "data"), "-w", "-o", f"{OPTIONS} -k {self.directory}",
-              "-l", str(self.directory / "log"), *arguments])  # fmt: skip
-
-
-def _run(argv: list[str]) -> None:
-    account = pwd.getpwnam("postgres") if os.geteuid() == 0 else None
-    kwargs: dict[str, Any] = (
-        {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    )
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/", env={"PATH": os.defpath, "LANG": "C"},
-        timeout=120, check=False, **kwargs,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    programs = _programs()
-    if programs is None:
-        pytest.skip("needs PostgreSQL's programs (postgresql)")
-    directory = Path(tempfile.mkdtemp(prefix="sbpg", dir="/tmp"))
-    if os.geteuid() == 0:
-        shutil.chown(directory, "postgres", "postgres")
-    made = Cluster(directory, programs)
-    try:
-        _run(
-            [
-                str(programs / "initdb"),
-                "-D",
-                str(directory / "data"),
-                "-A",
-                "trust",
-                "-U",
-                "postgres",
-                "-N",
-                "-E",
-                "UTF8",
-            ]
-        )
-        made.control("start")
-        try:
-            made.sql("CREATE ROLE ops LOGIN NOSUPERUSER", "postgres")
-            made.sql("CREATE ROLE reader LOGIN NOSUPERUSER", "postgres")
-            made.sql("CREATE DATABASE sbctl OWNER ops", "postgres")
-            yield made
-        finally:
-            made.control("-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with postgres_cluster() as running:
+        running.sql("CREATE ROLE reader LOGIN NOSUPERUSER", "postgres")
+        yield running
 
 
 @pytest.fixture
