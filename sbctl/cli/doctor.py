@@ -22,6 +22,7 @@ from sbctl.base.errors import EngineError, ExitCode, SbctlError
 from sbctl.base.limits import CONNECT_MAX_PARALLEL, GIB, MIB, SNAPSHOT_DEADLINE_S
 from sbctl.catalog.loader import builtin_catalog
 from sbctl.cli.fitness import (
+    certificate_checks,
     clock_check,
     device_checks,
     filesystem_checks,
@@ -127,6 +128,7 @@ def examine(file: Path | None) -> Report:
                 checks.extend(clock_check(name, snapshot.host, asked_at, fleet.seconds))
             checks.extend((*device_checks(name, snapshot.host), *filesystem_checks(name, snapshot)))
             checks.extend(system_checks(name, snapshot.host))
+            checks.extend(certificate_checks(name, snapshot, asked_at))
             found = tuple(servable_models(builtin_catalog() if host is None else host.catalog, usable_bytes(snapshot)))
             checks.extend((*host_checks(name, snapshot), catalog_check(name, found)))
             if connections[name].kind == "local":

@@ -12,6 +12,7 @@ from sbctl.views.host_views import Endpoint
 
 __all__ = ["endpoints_of"]
 
+_HTTPS = 443
 _ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
@@ -22,10 +23,10 @@ def endpoints_of(state: StateView) -> list[Endpoint]:
         if address.kind != "runtime":
             continue
         config = runtime.spec["config"]
-        bind, port = config["http_bind_address"], config["http_bind_port"]
+        bind, secured = config["http_bind_address"], config.get("https_bind_port")
         name = runtime.connection.address if bind in _ANYWHERE and runtime.connection.kind == "ssh" else bind
         host = "127.0.0.1" if name in _ANYWHERE else name
-        base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        base_url = _url(host, config["http_bind_port"], secured=False)
         bundle = state.resources.get(Address("bundle", address.scope))
         keys = bool(bundle is not None and bundle.spec["api_keys"])
         origins = [
@@ -34,16 +35,30 @@ def endpoints_of(state: StateView) -> list[Endpoint]:
             if one.kind == "origin" and one.scope == address.scope
         ]
         for hostname, spec in origins:
+            if secured is not None:
+                # A certificate is for names, so the name is where clients go; DNS leads it to the host.
+                base_url = _url(hostname, secured, secured=True)
             for model, deployment in sorted(spec["models"].items()):
-                named = hostname if len(origins) > 1 or not is_loopback(host) else ""
-                curl = _curl(base_url, named, model, needs_key=keys)
+                named = hostname if secured is None and (len(origins) > 1 or not is_loopback(host)) else ""
+                resolved = f"{hostname}:{secured}:{host}" if secured is not None and hostname != host else ""
+                curl = _curl(base_url, named, model, needs_key=keys, resolved=resolved)
                 rows.append(Endpoint(address.scope, base_url, hostname, model, deployment, keys, curl))
     return rows
 
 
-def _curl(base_url: str, hostname: str, model: str, *, needs_key: bool) -> str:
+def _url(host: str, port: int, *, secured: bool) -> str:
+    name = f"[{host}]" if ":" in host else host
+    if secured:
+        return f"https://{name}{'' if port == _HTTPS else f':{port}'}/v1"
+    return f"http://{name}:{port}/v1"
+
+
+def _curl(base_url: str, hostname: str, model: str, *, needs_key: bool, resolved: str = "") -> str:
+    """`resolved`: NAME:PORT:ADDRESS, so that the line works before DNS knows the name."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100})
     parts = ["curl", "-s", f"{base_url}/chat/completions", "-H", "content-type: application/json"]
+    if resolved:
+        parts += ["--resolve", resolved]
     if hostname:
         parts += ["-H", f"host: {hostname}"]
     line = shlex.join([*parts, "-d", body])

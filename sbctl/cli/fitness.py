@@ -12,6 +12,7 @@ from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.display import format_bytes
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S, MIB
 from sbctl.cli.memory_needs import needs_of, usable_bytes
+from sbctl.cli.public_certificates import certificate_notes, certificate_problems
 from sbctl.config.compiled import CompiledHost
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
 from sbctl.node.snapshot import HostFacts, NodeSnapshot, PortHolder
@@ -19,6 +20,7 @@ from sbctl.trust.identity import CLOCK_SKEW_S
 from sbctl.views.host_views import Check, Verdict
 
 __all__ = [
+    "certificate_checks",
     "clock_check",
     "device_checks",
     "filesystem_checks",
@@ -187,9 +189,25 @@ def _device(gpu: Mapping[str, str | int]) -> str:
     return f"{name} ({format_bytes(memory)})" if isinstance(memory, int) else name
 
 
+def certificate_checks(name: str, snapshot: NodeSnapshot, now: datetime) -> Iterator[Check]:
+    """The certificate that callers of the API see, where a runtime shows one."""
+    tls = snapshot.runtime.tls
+    if tls is None or not snapshot.runtime.running:
+        return
+    problems, notes = tuple(certificate_problems(tls, now)), tuple(certificate_notes(tls, now))
+    for said in problems:
+        yield Check("certificate", "fail", said, "sbctl plan shows it", name)
+    for said in notes:
+        yield Check("certificate", "warn", said, host=name)
+    if not problems and not notes:
+        yield Check("certificate", "pass", f"{tls.subject}, until {(tls.not_after or '')[:10]}", host=name)
+
+
 def wanted_ports(host: CompiledHost) -> tuple[tuple[str, str, int], ...]:
     """What the runtime will listen on: for what, address, port. A port that the kernel chooses is not among them."""
     found = [("port of the API", host.proxy.bind_address, host.proxy.http_bind_port)]
+    if host.proxy.https_bind_port is not None:
+        found.append(("https port of the API", host.proxy.bind_address, host.proxy.https_bind_port))
     if host.proxy.admin.enabled:
         found.append(("port of the admin API", host.proxy.admin.bind, host.proxy.admin.port))
     return tuple(one for one in found if one[2])

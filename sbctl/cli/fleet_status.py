@@ -14,6 +14,7 @@ from sbctl.base.ids import Address
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Recorded
 from sbctl.cli.host_lines import Lines
+from sbctl.cli.public_certificates import certificate_notes, certificate_problems
 from sbctl.cli.workspace import Workspace
 from sbctl.node.snapshot import CertificateState, DeploymentState, NodeSnapshot
 from sbctl.views.status_views import Condition, DeploymentStatus, HostStatus
@@ -125,6 +126,7 @@ def _problems(found: NodeSnapshot, known: Remembered, now: datetime) -> Iterator
     for deployment in found.deployments:
         yield from _broken(deployment)
     yield from _certificate_problems(found.certificate, now)
+    yield from certificate_problems(runtime.tls, now)
 
 
 def _broken(deployment: DeploymentState) -> Iterator[str]:
@@ -164,6 +166,7 @@ def _notes(host: str, found: NodeSnapshot, now: datetime) -> Iterator[str]:
     until = _moment(None if found.certificate is None else found.certificate.not_after)
     if until is not None and now < until < now + _WARN_BEFORE:
         yield f"its certificate ends {until.date().isoformat()}: sbctl apply renews it"
+    yield from certificate_notes(runtime.tls, now)
 
 
 def _deployment(state: DeploymentState) -> DeploymentStatus:

@@ -18,6 +18,7 @@ from sbctl.base.update_policy import UpdatePolicy
 from sbctl.cli.last_seen import last_seen, seen_words
 from sbctl.cli.lost_hosts import bare, refuse_lost, refuse_lost_machines, returned_hosts, without_lost
 from sbctl.cli.memory_plan import with_memory
+from sbctl.cli.public_certificates import certificate_plan_notes
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.plan.build import build_plan
@@ -146,6 +147,8 @@ def planned(
         refuse_lost_machines(workspace, observation.snapshots)
         returned = returned_hosts(workspace, desired, observation.snapshots)
         seen = last_seen(workspace) if observation.unreachable else {}
+        now = workspace.clock.now()
+        told = (*_identity_notes(workspace, config), *certificate_plan_notes(observation.snapshots, now))
         inputs = PlanInputs(
             mode=request.mode,
             desired=desired,
@@ -162,7 +165,7 @@ def planned(
             serial=state.serial if state is not None else 0,
             config_digest=config.digest if config is not None else "",
             catalog_digest=config.catalog_digest if config is not None else "",
-            now=workspace.clock.now(),
+            now=now,
             targets=request.targets,
             excludes=request.excludes,
             replaces=request.replaces,
@@ -170,7 +173,7 @@ def planned(
             header=_header(workspace, config, observation),
             refresh=request.refresh,
             update=update_of(workspace, request.mode),
-            **_protection(workspace, request.mode, config, (*returned.values(), *_identity_notes(workspace, config))),
+            **_protection(workspace, request.mode, config, (*returned.values(), *told)),
         )
         plan = _built(inputs, config)
         if workspace.pack is not None:

@@ -1,7 +1,8 @@
 """Accepting TLS connections that cannot be held: at most so many handshakes at once, each with a deadline.
 
-`asyncio.Server` with `ssl=` counts nobody before the handshake is done. Here whoever comes while too many are at it is cut at once, and the
-protocol above is told of a connection only when it can be used. asyncio and uvloop alike.
+`asyncio.Server` with `ssl=` counts nobody before the handshake is done. Here the protocol above is told of a connection only when it can be
+used, and when too many are at it the one that is at it for longest is cut: a handshake takes milliseconds, so those who open connections
+and say nothing push out each other, and nobody else. asyncio and uvloop alike.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class TlsServer:
         self._make = make
         self._handshake_s = handshake_s
         self._at_once = at_once
-        self._shaking: set[asyncio.Task[None]] = set()
+        self._shaking: dict[asyncio.Task[None], None] = {}
+        """Oldest first."""
         self._socket: socket.socket | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._log = get_log("tls")
@@ -86,12 +88,13 @@ class TlsServer:
                 self._rest(error)
                 return
             if len(self._shaking) >= self._at_once:
-                connection.close()
-                continue
+                oldest = next(iter(self._shaking))
+                del self._shaking[oldest]
+                oldest.cancel()
             connection.setblocking(False)
             task = asyncio.get_running_loop().create_task(self._shake(connection))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
+            self._shaking[task] = None
+            task.add_done_callback(lambda done: self._shaking.pop(done, None))
 
     def _rest(self, error: OSError) -> None:
         """No descriptor or no memory: the waiting caller stays in the backlog for a second, instead of waking us without end."""

@@ -228,7 +228,7 @@ class RuntimeProcess:
             connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
             response = connection.getresponse()
             raw = response.read()
-            return response.status, json.loads(raw) if raw[:1] in b"{[" else raw.decode(), response.headers
+            return response.status, json.loads(raw) if raw[:1] in (b"{", b"[") else raw.decode(), response.headers
         finally:
             connection.close()
 

@@ -69,4 +69,17 @@ def test_a_rollback_keeps_todays_trust_and_no_old_password(then: Any, today: Any
         {"version": "1", "trust": {"key_epoch": 0}, "admin_password": then},
         {"version": "2", "trust": {"key_epoch": 4}, "admin_password": today},
     )
-    assert found == {"version": "1", "trust": {"key_epoch": 4}, "admin_password": expected}
+    assert {name: found[name] for name in ("version", "trust", "admin_password")} == {
+        "version": "1",
+        "trust": {"key_epoch": 4},
+        "admin_password": expected,
+    }
+
+
+@pytest.mark.parametrize(
+    ("then", "today", "expected"),
+    [(None, {"certificate": "new"}, None), ({"certificate": "old"}, {"certificate": "new"}, {"certificate": "new"})],
+)
+def test_a_rollback_brings_no_old_public_certificate_back(then: Any, today: Any, expected: Any) -> None:
+    common = {"version": "1", "trust": {}, "admin_password": None}
+    assert runtime_restored({**common, "tls": then}, {**common, "tls": today})["tls"] == expected

@@ -73,7 +73,7 @@ def test_a_taken_port_names_who_has_it() -> None:
             refuse_taken_ports(config, ())
         assert caught.value.code == "runtime.port_in_use"
         assert f"(pid {os.getpid()}) listens there" in caught.value.message
-        refuse_taken_ports(config, [f"http://127.0.0.1:{port}"])
+        refuse_taken_ports(config, [f"127.0.0.1:{port}"])
     refuse_taken_ports(config, ())
 
 
