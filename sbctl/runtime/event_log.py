@@ -11,9 +11,10 @@ import contextlib
 import queue
 import sqlite3
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from sbctl.base.clock import Clock, rfc3339
 from sbctl.base.display import display_safe
@@ -21,7 +22,7 @@ from sbctl.base.secret import redact
 from sbctl.node.records import EventKind, EventsAnswer, NodeEvent
 from sbctl.runtime.log import get_log
 
-__all__ = ["EVENTS_KEPT", "NO_EVENTS", "EventLog", "EventSink", "read_events", "record_event"]
+__all__ = ["EVENTS_KEPT", "NO_EVENTS", "EventLog", "EventSink", "Told", "read_events", "record_event"]
 
 EVENTS_KEPT: Final = 10_000
 _MESSAGE_MAX_CHARS: Final = 500
@@ -41,8 +42,23 @@ _BEHIND: Final = f"{_SELECT} ORDER BY seq LIMIT ?"
 _NEWEST: Final = f"{_SELECT} ORDER BY seq DESC LIMIT ?"
 
 
-class EventSink(Protocol):
-    """Whoever wants to know what happens."""
+_Row = tuple[str, str, str, str | None, int | None, int | None]
+"""A row of the table without its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One event, before it has a time and a place in the log."""
+
+    kind: EventKind
+    message: str
+    deployment: str | None = None
+    replica: int | None = None
+    generation: int | None = None
+
+
+class EventSink:
+    """Whoever wants to know what happens; this one forgets it. Others say in `take` what they do with it, which never waits and never raises."""
 
     def tell(
         self,
@@ -54,39 +70,16 @@ class EventSink(Protocol):
         generation: int | None = None,
     ) -> None:
         """Never waits, never raises."""
-        ...
+        self.take(Told(kind, message, deployment, replica, generation))
+
+    def take(self, told: Told) -> None:
+        """For `tell`."""
 
 
-class _Nobody:
-    def tell(
-        self,
-        kind: EventKind,
-        message: str,
-        *,
-        deployment: str | None = None,
-        replica: int | None = None,
-        generation: int | None = None,
-    ) -> None:
-        """Where nothing is remembered."""
+NO_EVENTS: Final = EventSink()
 
 
-NO_EVENTS: Final[EventSink] = _Nobody()
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    at: str
-    kind: str
-    message: str
-    deployment: str | None = None
-    replica: int | None = None
-    generation: int | None = None
-
-    def values(self) -> tuple[object, ...]:
-        return self.at, self.kind, self.message, self.deployment, self.replica, self.generation
-
-
-class EventLog:
+class EventLog(EventSink):
     """Remembers in `database`, which the runtime's store made. `close` writes what still waits."""
 
     def __init__(self, database: Path, clock: Clock) -> None:
@@ -98,19 +91,10 @@ class EventLog:
         self._thread = threading.Thread(target=self._write, name="events", daemon=True)
         self._thread.start()
 
-    def tell(
-        self,
-        kind: EventKind,
-        message: str,
-        *,
-        deployment: str | None = None,
-        replica: int | None = None,
-        generation: int | None = None,
-    ) -> None:
+    def take(self, told: Told) -> None:
         """As `EventSink` promises."""
-        row = _Row(rfc3339(self._clock.now()), kind.value, _shown(message), deployment, replica, generation)
         with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(row)
+            self._waiting.put_nowait(_row(told, self._clock))
 
     def close(self) -> None:
         """Write what waits, for at most some seconds."""
@@ -144,7 +128,7 @@ def record_event(database: Path, clock: Clock, kind: EventKind, message: str, *,
     """Remember one event from beside the runtime, which may be down; nothing where there never was one. Never raises."""
     if database.is_file():
         with contextlib.suppress(sqlite3.Error):
-            _insert(database, [_Row(rfc3339(clock.now()), kind.value, _shown(message), deployment)])
+            _insert(database, [_row(Told(kind, message, deployment), clock)])
 
 
 def read_events(
@@ -177,17 +161,18 @@ def read_events(
     return EventsAnswer(events=events, cursor=events[-1].seq if more else newest, more=more)
 
 
-def _insert(database: Path, rows: list[_Row]) -> None:
+def _insert(database: Path, rows: Sequence[_Row]) -> None:
     """A connection of its own, for a moment: the store's is the fence's, and waits for the disk at every commit."""
     uri = f"{database.as_uri()}?mode=rw"
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(_TABLE)
-        connection.executemany(_INSERT, [row.values() for row in rows])
+        connection.executemany(_INSERT, rows)
         connection.execute("DELETE FROM event WHERE seq <= (SELECT max(seq) FROM event) - ?", (EVENTS_KEPT,))
         connection.execute("COMMIT")
 
 
-def _shown(message: str) -> str:
-    return display_safe(redact(message), max_chars=_MESSAGE_MAX_CHARS)[: 2 * _MESSAGE_MAX_CHARS]
+def _row(told: Told, clock: Clock) -> _Row:
+    shown = display_safe(redact(told.message), max_chars=_MESSAGE_MAX_CHARS)[: 2 * _MESSAGE_MAX_CHARS]
+    return rfc3339(clock.now()), told.kind.value, shown, told.deployment, told.replica, told.generation
