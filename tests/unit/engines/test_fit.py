@@ -69,7 +69,7 @@ without allocating (`--fit on`, whole MiB of context)."""
 
 
 @pytest.mark.parametrize(("name", "context", "slots", "kind", "context_mib", "compute_mib"), ENGINE_SAYS)
-def test_the_context_is_what_the_engine_allocates_and_compute_is_never_less(
+def test_fault_38_the_context_is_what_the_engine_allocates_and_compute_is_never_less(
     name: str, context: int, slots: int, kind: str, context_mib: int, compute_mib: float
 ) -> None:
     model = shape(name)
