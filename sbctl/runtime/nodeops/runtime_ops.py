@@ -151,7 +151,7 @@ def _tend_public_tls(runtime: LocalRuntime, params: RuntimeActivate) -> None:
     """What runs shows what is installed; files of somebody else are watched; a certificate that nothing uses goes, with its key."""
     paths, config = runtime.paths, params.config
     if config.https_bind_port is None:
-        fs.remove_file(pair_path(paths))
+        _forget(pair_path(paths))
     else:
         hand_over(paths, runtime.control)
     tend_watch(runtime.systemd, paths, paths.version(params.version), config)
@@ -244,11 +244,16 @@ def _password(context: NodeContext) -> bytes:
 
 
 def _forget_secrets(paths: NodePaths, config: RuntimeConfig) -> None:
-    """Of an egress that is no longer so. Where the disk refuses, the next activation does it."""
+    """Of an egress that is no longer so."""
     for name in set(EGRESS_SECRETS) - set(config.egress.secrets):
-        if os.path.lexists(paths.secrets / name):
-            with contextlib.suppress(SbctlError):
-                fs.remove_file(paths.secrets / name)
+        _forget(paths.secrets / name)
+
+
+def _forget(path: Path) -> None:
+    """The activation is done by now: where the disk refuses, the next one removes it."""
+    if os.path.lexists(path):
+        with contextlib.suppress(SbctlError):
+            fs.remove_file(path)
 
 
 def _egress_secrets(context: NodeContext, config: RuntimeConfig) -> dict[Path, bytes]:
