@@ -134,7 +134,9 @@ _OLD_LOADING: Final = frozenset({"--no-mmap", "--mlock"})
 _TABLES: Final[Mapping[str, FlagTable]] = {
     table.version: table
     for table in (
-        FlagTable("b9905", _EVERY - {"--load-mode"}, "@B9905@"),
+        FlagTable(
+            "b9905", _EVERY - {"--load-mode"}, "5e9b3df79240a53dec898fe19a4421f9e31a388bf691d83a4cd66ff7f743ba6d"
+        ),
         FlagTable("b11434", _EVERY - _OLD_LOADING, "d7e0ea30c225b3f2b4fd14cdb3224dcf5438fb7162869af711f4119715116ed9"),
         FlagTable("2026.10.11549", _EVERY - _OLD_LOADING - {"--no-webui", "--split-mode", "--tensor-split"}, None),
     )
