@@ -10,6 +10,7 @@ from providers.bundle import BundleProvider
 from providers.certificate import CertificateProvider
 from providers.deployment import DeploymentProvider
 from providers.engine import EngineProvider
+from providers.enrollment import EnrollmentProvider
 from providers.host import HostProvider
 from providers.origin import OriginProvider
 from providers.runtime import RuntimeProvider
@@ -21,6 +22,7 @@ _ALL: Final[tuple[Provider, ...]] = (
     HostProvider(),
     CertificateProvider(),
     RuntimeProvider(),
+    EnrollmentProvider(),
     EngineProvider(),
     ArtifactProvider(),
     BundleProvider(),

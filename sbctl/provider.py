@@ -114,6 +114,13 @@ class Services(Protocol):
         """What stands beside every certificate: `ca` (PEM, of these fingerprints), `authority_key`, `revocations` (signed)."""
         ...
 
+    def delegate_enrollment(
+        self, request: str, verifying_key: str, *, node_id: str, issuer: str, validity_days: int
+    ) -> Mapping[str, str]:
+        """The authority's word for the keys of an enrollment server: `certificate` of its CA and `delegation`. Raises RefusedError
+        `authority.*`, `identity.revoked`, `certificate.*`."""
+        ...
+
     def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """Certificate and CA of a host by the user's own PKI, PEM: those of the plan. Raises RefusedError `identity.files_changed`, InputError."""
         ...

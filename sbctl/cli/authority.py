@@ -162,6 +162,19 @@ class IdentitySigner:
         )
         return {"certificate": issued.certificate, "identity": issued.identity}
 
+    def delegate_enrollment(
+        self, request: str, verifying_key: str, *, node_id: str, issuer: str, validity_days: int
+    ) -> Mapping[str, str]:
+        given = self._authority.delegate(
+            request,
+            verifying_key,
+            node_id=node_id,
+            issuer=issuer,
+            validity_days=validity_days,
+            now=self._clock.now(),
+        )
+        return {"certificate": given.certificate, "delegation": given.delegation}
+
     def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
         identity = self._workspace.loaded.identity
         if identity is None or identity.own is None:

@@ -131,6 +131,13 @@ class OperatorServices:
     def identity_trust(self, ca: Sequence[str]) -> Mapping[str, str]:
         return self._identities.identity_trust(ca)
 
+    def delegate_enrollment(
+        self, request: str, verifying_key: str, *, node_id: str, issuer: str, validity_days: int
+    ) -> Mapping[str, str]:
+        return self._identities.delegate_enrollment(
+            request, verifying_key, node_id=node_id, issuer=issuer, validity_days=validity_days
+        )
+
     def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
         return self._identities.own_identity(host, spec)
 

@@ -16,6 +16,7 @@ __all__ = [
     "DiskState",
     "DrainState",
     "EngineState",
+    "EnrollmentState",
     "HostFacts",
     "HostMarker",
     "LeaseState",
@@ -126,6 +127,17 @@ class CertificateState(_Fact):
     """Fingerprint of the one that the running runtime holds; None when it holds none or does not run."""
     renewal_problem: str | None = Field(default=None, max_length=600)
     """Of a host that enrolled: since when it cannot renew by itself, and why."""
+
+
+class EnrollmentState(_Fact):
+    """The enrollment server as it is installed. `running` None: nothing on this host could run it (tests below a prefix)."""
+
+    content_sha256: str = Field(default="", max_length=64)
+    unit_sha256: str | None = Field(default=None, max_length=64)
+    fingerprint: str | None = Field(default=None, max_length=64)
+    not_before: str | None = Field(default=None, max_length=40)
+    not_after: str | None = Field(default=None, max_length=40)
+    running: bool | None = None
 
 
 class DrainState(_Fact):
@@ -281,3 +293,4 @@ class NodeSnapshot(_Fact):
     memory: tuple[MemoryRecord, ...] = Field(default=(), max_length=1024)
     """What engines took here, as the runtime saw it."""
     certificate: CertificateState | None = None
+    enrollment: EnrollmentState | None = None

@@ -54,6 +54,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("runtime", "cache_directory", "any", _RESTART, "weights are opened from another directory"),
     Row("runtime", "version", "any", _RESTART, "another program runs"),
     Row("runtime", "**", "any", _RESTART, "the runtime reads its configuration once, at start"),
+    Row("enrollment", "", "added", _HITLESS, "nobody asks it yet"),
+    Row("enrollment", "**", "any", _HITLESS, "hosts that enroll or renew try again; what they hold goes on"),
     Row(
         "engine",
         "**",

@@ -120,6 +120,11 @@ class SimServices:
         issued = self.authority.issue(request, granted, now=self.clock.now(), validity=validity, **asked)
         return {"certificate": issued.certificate, "identity": issued.identity}
 
+    def delegate_enrollment(self, request: str, verifying_key: str, **asked: Any) -> Mapping[str, str]:
+        assert self.authority is not None
+        given = self.authority.delegate(request, verifying_key, now=self.clock.now(), **asked)
+        return {"certificate": given.certificate, "delegation": given.delegation}
+
     def own_identity(self, host: str, spec: Mapping[str, Any]) -> Mapping[str, str]:
         assert self.config is not None
         assert self.config.identity is not None

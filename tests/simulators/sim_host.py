@@ -30,6 +30,7 @@ from sbctl.node.snapshot import (
     CertificateState,
     DeploymentState,
     EngineState,
+    EnrollmentState,
     HostFacts,
     HostMarker,
     NodePathsState,
@@ -40,7 +41,7 @@ from sbctl.node.snapshot import (
 )
 from sbctl.provider import Progress
 from sbctl.runtime.identity_files import IdentityFiles, installed_state
-from sbctl.runtime.nodeops import certificate_ops
+from sbctl.runtime.nodeops import certificate_ops, enrollment_ops
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.verifier import Fence, trust_digest, verify_bundle, verify_trust
@@ -132,6 +133,7 @@ class SimHost:
                 "artifacts": tuple(self.artifacts.values()),
                 "bundle": self._bundle_state(),
                 "certificate": self._certificate_state(),
+                "enrollment": self._enrollment_state(),
                 "deployments": tuple(self.deployments.values()) if self.running else (),
             }
         )
@@ -203,6 +205,9 @@ class SimHost:
             Method.CERTIFICATE_REQUEST: self._certificate(certificate_ops.request_certificate),
             Method.CERTIFICATE_INSTALL: self._certificate(certificate_ops.install_certificate),
             Method.CERTIFICATE_REMOVE: self._certificate(certificate_ops.remove_certificate),
+            Method.ENROLLMENT_REQUEST: self._certificate(enrollment_ops.request_delegation),
+            Method.ENROLLMENT_INSTALL: self._certificate(enrollment_ops.install_enrollment),
+            Method.ENROLLMENT_REMOVE: self._certificate(enrollment_ops.remove_enrollment),
             Method.RUNTIME_INSTALL: self._install_runtime,
             Method.RUNTIME_ACTIVATE: self._activate,
             Method.RUNTIME_REMOVE: self._remove_runtime,
@@ -247,6 +252,13 @@ class SimHost:
         """Where keys and certificates of this host are, as real files."""
         self._directory = tempfile.TemporaryDirectory(prefix="sim-host-")
         return node_paths(os.getuid(), {PREFIX_VARIABLE: self._directory.name})
+
+    def _enrollment_state(self) -> EnrollmentState | None:
+        if "identity_paths" not in self.__dict__ or not (self.identity_paths.etc / "enrollment").is_dir():
+            return None
+        prefix = str(self.identity_paths.etc.parent)
+        context = NodeContext(self.identity_paths, {PREFIX_VARIABLE: prefix}, os.getuid(), clock=self.clock)
+        return EnrollmentState(**enrollment_ops.enrollment_state(context))
 
     def _certificate_state(self) -> CertificateState | None:
         if "identity_paths" not in self.__dict__ or not IdentityFiles(self.identity_paths).exists():

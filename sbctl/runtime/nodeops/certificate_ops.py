@@ -20,6 +20,7 @@ from sbctl.node.records import EventKind
 from sbctl.runtime.event_log import record_event
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.enrollment_ops import restart_server
 from sbctl.runtime.nodeops.identity_switch import take_identity
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage
 from sbctl.runtime.nodeops.side_units import RENEWAL_UNITS, remove_units, system_of_root
@@ -54,6 +55,7 @@ def install_certificate(context: NodeContext, params: CertificateInstall) -> dic
     identity = taken.identity
     if taken.changed:
         _remember(context, identity)
+        restart_server(context)
     return {
         "fingerprint": identity.certificate.fingerprint,
         "identity_epoch": identity.claims.identity_epoch,

@@ -47,6 +47,10 @@ class ControlClient:
         except SbctlError:
             return None
 
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> dict[str, Any]:
+        """One request of another server of ours that speaks as the runtime does."""
+        return self._json(method, path, body, timeout_s)
+
     def clear_bundle(self, *, timeout_s: float) -> dict[str, Any]:
         return self._json("DELETE", "/control/v1/bundle", None, timeout_s)
 

@@ -20,6 +20,7 @@ from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops import activation_journal
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
+from sbctl.runtime.nodeops.enrollment_ops import remove_server
 from sbctl.runtime.nodeops.launcher_units import remove_launcher
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage, refuse_started_by_hand
 from sbctl.runtime.nodeops.side_units import RENEWAL_UNITS, remove_units
@@ -59,6 +60,7 @@ def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any
         if systemd is not None and systemd.kind == "system":
             remove_launcher(paths)
             remove_units(systemd, (*RENEWAL_UNITS, *WATCH_UNITS))
+            remove_server(context)
             take_back_cache(cache)
         if systemd is not None and units:
             _remove_units(systemd, units)

@@ -100,6 +100,7 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "artifacts": [asdict(entry) for entry in ArtifactCache(root).entries()],
         "bundle": _one(BundleState, status.get("bundle")),
         "certificate": _certificate(context, status),
+        "enrollment": _enrollment(context),
         "deployments": [
             _with_memory(state)
             for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments")))
@@ -208,6 +209,15 @@ def _certificate(context: NodeContext, status: Mapping[str, Any]) -> dict[str, A
         "renewal_problem": renewal_problem(context.paths, state.get("fingerprint")),
         "used": held.get("fingerprint") if isinstance(held, dict) else None,
     }
+
+
+def _enrollment(context: NodeContext) -> dict[str, Any] | None:
+    """What is installed; only where something is, its module is loaded."""
+    if not (context.paths.etc / "enrollment").is_dir():
+        return None
+    from sbctl.runtime.nodeops.enrollment_ops import enrollment_state
+
+    return enrollment_state(context)
 
 
 def _engines(context: NodeContext) -> list[dict[str, Any]]:
