@@ -41,7 +41,7 @@ def transport_error(url: URL, error: BaseException) -> ArtifactError:
         "artifact.transport",
         f"the connection failed: {what}",
         place=shown(url),
-        next_step="check the network and proxy settings (HTTPS_PROXY), then run again: what was fetched is kept",
+        next_step="check the network and the proxy (egress.proxy of the host; HTTPS_PROXY on the operator's machine), then run again: what was fetched is kept",
         retryable=True,
     )
 

@@ -21,10 +21,10 @@ _BACKOFF_CAP_S: Final = 30.0
 _RETRY_AFTER_CAP_S: Final = 120.0
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _STEPS: Final = {
-    401: "give a token (HF_TOKEN) or index credentials",
+    401: "give the host a token or index credentials in egress (on the operator's machine HF_TOKEN), then apply",
     403: "check that your token may read this repository, and that its licence was accepted there",
     404: "check the source and revision in the catalog",
-    407: "the proxy asks for a password",
+    407: "the proxy asks for a password: set egress.proxy_credentials",
 }
 
 

@@ -107,7 +107,7 @@ async def resolve(
             "artifact.not_in_index",
             f"the package index has no {'file ' + filename if filename else 'wheel for this platform'} of {project} {version}",
             place=place,
-            next_step="check the version, and SBCTL_PACKAGE_INDEX if your packages come from a mirror",
+            next_step="check the version, and egress.package_index (on the operator's machine SBCTL_PACKAGE_INDEX) if your packages come from a mirror",
             detail={"offered": [package.filename for package in offered][:20]},
         )
     if chosen.is_yanked and not content_is_pinned:
@@ -153,7 +153,7 @@ async def _packages(project: str, page_url: URL, fetcher: Fetcher) -> list[Distr
                 "artifact.not_in_index",
                 f"the package index does not know {project}",
                 place=shown(page_url),
-                next_step="check the name, and SBCTL_PACKAGE_INDEX if your packages come from a mirror",
+                next_step="check the name, and egress.package_index (on the operator's machine SBCTL_PACKAGE_INDEX) if your packages come from a mirror",
             ) from error
         raise
     from pypi_simple import ProjectPage, UnexpectedRepoVersionWarning, UnsupportedRepoVersionError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import os
@@ -14,6 +15,7 @@ import threading
 import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -170,6 +172,90 @@ async def test_F3_a_token_goes_to_its_first_origin_only(server: HostileServer, t
         assert "authorization" not in storage.requests[0].headers
 
 
+async def test_F3_https_never_becomes_http_even_where_http_is_configured() -> None:
+    fetcher = Fetcher(FetchSettings(index=URL("http://pkg.corp/simple"), hf_endpoint=PUBLIC))
+    answers = {"https://h.example/w": "http://pkg.corp/w"}
+
+    @contextlib.asynccontextmanager
+    async def answered(url: URL, *_given: object) -> AsyncIterator[object]:
+        yield SimpleNamespace(status=302, headers={"Location": answers[str(url)]}, url=url)
+
+    fetcher._request = answered  # type: ignore[method-assign, assignment]
+    with pytest.raises(ArtifactError) as caught:
+        async with fetcher.open(URL("https://h.example/w")):
+            pass
+    assert caught.value.code == "artifact.url_refused"
+    assert "plain http" in caught.value.message
+
+
+async def test_F3_a_token_that_was_left_behind_is_not_taken_up_again(server: HostileServer, tmp_path: Path) -> None:
+    async with HostileServer() as other:
+        server.reply("/start", Reply(302, {"Location": other.url("/away")}))
+        other.reply("/away", Reply(302, {"Location": server.url("/w")}))
+        server.serve("/w", DATA)
+        settings = FetchSettings.from_environ({"HF_ENDPOINT": server.url(""), "HF_TOKEN": "hf_canary"})
+        async with Fetcher(settings) as fetcher:
+            fetcher.origins.add(URL(other.url("/away")))
+            await fetch(fetcher, server.url("/start"), tmp_path / "w")
+        sent = [request.headers.get("authorization") for request in (*server.requests, *other.requests)]
+        assert sent == ["Bearer hf_canary", None, None]
+
+
+async def test_F26_a_token_is_in_no_error_file_or_note(server: HostileServer, tmp_path: Path) -> None:
+    settings = FetchSettings.from_environ({"HF_ENDPOINT": server.url(""), "HF_TOKEN": "hf_canary"})
+    notes: list[str] = []
+    server.serve("/w", DATA, etag='"1"', cuts=[1000, 0, 0, 0])
+    async with Fetcher(settings) as fetcher:
+        for status in (401, 403, 404, 500):
+            server.reply(f"/{status}", Reply(status, {}, b"hf_canary"))
+        server.reply("/away", Reply(302, {"Location": "https://10.0.0.1/w?token=hf_canary"}))
+        urls = [server.url(f"/{name}?sig=hf_canary") for name in ("401", "403", "404", "500", "away")]
+        with pytest.raises(ArtifactError) as caught:
+            await fetch_file(
+                [*urls, server.url("/w?sig=hf_canary"), server.url("/w")],
+                tmp_path / "w",
+                sha256=SHA,
+                size_bytes=len(DATA),
+                fetcher=fetcher,
+                sleep=no_pause,
+                note=notes.append,
+            )
+        assert server.requests[0].headers["authorization"] == "Bearer hf_canary"
+    told = f"{caught.value!r} {caught.value} {caught.value.to_wire()} {notes} {settings!r}"
+    assert "canary" not in told
+    assert len(notes) == 6
+    kept = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert {path.suffix for path in kept} == {".part", ".journal"}
+    assert not any(b"canary" in path.read_bytes() for path in kept)
+
+
+@pytest.mark.parametrize(
+    ("source", "other"),
+    [
+        ("https://10.0.0.5/w", "https://10.0.0.6/w"),
+        ("https://169.254.1.1/w", "https://169.254.169.254/w"),
+        ("https://[fd00::1]/w", "https://[fd00::2]/w"),
+        ("https://10.0.0.5/w", "https://10.0.0.5:8443/w"),
+    ],
+)
+def test_F4_a_private_address_is_fetched_from_only_where_a_source_names_it(source: str, other: str) -> None:
+    origins = Origins()
+    origins.add_source(parse_url(source))
+    check_url(parse_url(source), origins)
+    with pytest.raises(ArtifactError):
+        check_url(parse_url(other), origins)
+
+
+def test_F4_a_source_gives_no_right_to_plain_http_or_to_a_private_name() -> None:
+    origins = Origins()
+    for source in ("http://10.0.0.5/w", "http://h.example/w", "https://h.example/w"):
+        origins.add_source(parse_url(source))
+    for refused in ("http://10.0.0.5/w", "http://h.example/w"):
+        with pytest.raises(ArtifactError):
+            check_url(parse_url(refused), origins)
+    assert not origins.allows_connection("h.example", 443)
+
+
 class _Rebinding(AbstractResolver):
     """First public, then loopback."""
 
@@ -192,6 +278,37 @@ async def test_F4_a_name_that_turns_private_is_refused_when_it_is_connected_to()
     with pytest.raises(ArtifactError) as caught:
         await resolver.resolve("h.example", 443)
     assert caught.value.code == "artifact.address_refused"
+
+
+async def test_F4_a_name_is_resolved_once_for_each_connection_and_that_address_is_used(
+    server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Counting(AbstractResolver):
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            asked.append(host)
+            return [ResolveResult(hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=0, flags=0)]
+
+        async def close(self) -> None:
+            return None
+
+    monkeypatch.setattr("sbctl.artifacts.fetcher.ThreadedResolver", Counting)
+    server.serve("/w", DATA)
+    named = server.url("/w").replace("127.0.0.1", "pkg.corp")
+    for allowed in (False, True):
+        index = URL(named if allowed else "https://index.invalid/")
+        async with Fetcher(FetchSettings(index=index, hf_endpoint=PUBLIC)) as fetcher:
+            if not allowed:
+                with pytest.raises(ArtifactError) as caught:
+                    await fetch(fetcher, "https://pkg.corp/w", tmp_path / "w")
+                assert caught.value.code == "artifact.address_refused"
+                assert server.requests == []
+            else:
+                await fetch(fetcher, named, tmp_path / "w")
+    assert asked == ["pkg.corp", "pkg.corp"]
 
 
 async def test_F4_only_the_configured_index_may_be_private() -> None:
