@@ -24,7 +24,9 @@ _DIRECTORIES: Final = ("/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bi
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _OPTIONS: Final = (
     "-DGGML_CUDA=ON", "-DGGML_NATIVE=OFF", "-DLLAMA_CURL=OFF", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF",
+    # The user interface would be fetched from a network while building.
+    "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
 )  # fmt: skip
 
 

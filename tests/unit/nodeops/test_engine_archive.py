@@ -191,6 +191,7 @@ def test_the_source_is_built_for_cuda_on_the_host(context: NodeContext, tools: P
     configured, built = (tools / "log").read_text().splitlines()
     assert "-DGGML_CUDA=ON" in configured
     assert "-DLLAMA_BUILD_NUMBER=9905" in configured
+    assert "-DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF" in configured, "a build fetches nothing"
     assert "--target llama-server" in built
     site = EngineSite(context.paths.engines, "", Machine("Linux", "x86_64", "glibc-2.36"))
     build = find_engine(EngineWish("binary", "b9905", acceleration="cuda"), site).build
