@@ -282,7 +282,9 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise InputError("file.missing", "there is no such file", place=str(path)) from error
+        raise InputError(
+            "file.missing", "there is no such file", place=str(path), next_step="check the path"
+        ) from error
     except OSError as error:
         raise InputError("file.unreadable", f"the file cannot be opened: {error.strerror}", place=str(path)) from error
     try:

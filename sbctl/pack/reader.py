@@ -132,7 +132,9 @@ def _opened(path: Path) -> BinaryIO:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise InputError("file.missing", "there is no such file", place=str(path)) from error
+        raise InputError(
+            "file.missing", "there is no such file", place=str(path), next_step="check the path; sbctl pack writes one"
+        ) from error
     except OSError as error:
         raise InputError("file.unreadable", f"the file cannot be opened: {error.strerror}", place=str(path)) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -82,7 +82,10 @@ class IdentityFiles:
         for field in ("certificate", "ca"):
             if texts[field] is None:
                 raise InputError(
-                    "file.missing", "the node's identity lacks this file", place=str(place / _NAMES[field])
+                    "file.missing",
+                    "the node's identity lacks this file",
+                    place=str(place / _NAMES[field]),
+                    next_step="run sbctl apply",
                 )
         return NodeIdentityFiles(
             certificate=texts["certificate"] or "",

@@ -179,7 +179,7 @@ def parse_document(data: bytes, *, place: str = "state document") -> StateDocume
 def document_from(raw: object, *, place: str) -> StateDocument:
     """`parse_document` for what was read already."""
     if not isinstance(raw, dict) or raw.get("format") != "sbctl.state":
-        raise InputError("state.document_invalid", "this is not a state document of sbctl", place=place)
+        raise _invalid("this is not a state document of sbctl", place)
     version = raw.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise StateError(
@@ -199,8 +199,17 @@ def document_from(raw: object, *, place: str) -> StateDocument:
     try:
         document = StateDocument.model_validate(raw)
     except ValidationError as error:
-        raise InputError("state.document_invalid", first_problem(error), place=place) from None
+        raise _invalid(first_problem(error), place) from None
     addresses = [entry.address for entry in document.resources]
     if len(set(addresses)) != len(addresses):
-        raise InputError("state.document_invalid", "an address is listed twice", place=place)
+        raise _invalid("an address is listed twice", place)
     return document
+
+
+def _invalid(why: str, place: str) -> InputError:
+    return InputError(
+        "state.document_invalid",
+        why,
+        place=place,
+        next_step="give what sbctl state pull printed, or a backup.json or errored.json of .sbctl",
+    )

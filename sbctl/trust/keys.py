@@ -168,7 +168,12 @@ def read_private_file(path: Path, noun: str) -> Secret:
     try:
         status = os.lstat(path)
     except OSError:
-        raise InputError("file.missing", f"there is no {noun} here", place=str(path)) from None
+        raise InputError(
+            "file.missing",
+            f"there is no {noun} here",
+            place=str(path),
+            next_step="check the path, or bring the file back",
+        ) from None
     if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid()):
         raise RefusedError(
             "key.permissions",

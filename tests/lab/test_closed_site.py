@@ -1,4 +1,5 @@
-"""A closed site: three hosts that reach nobody, an operator without a package index and with an empty cache, one pack, one relay."""
+"""A closed site: three hosts that reach nobody, a login that needs sudo, an operator without a package index and with an empty cache, one
+pack, one relay."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def site(hosts: tuple[LabHost, ...], tmp_path_factory: pytest.TempPathFactory) -
             "fleet": {
                 "name": "site",
                 "trust": {"signers": {"ops": key.public_text}},
-                "ssh": {"user": "root", "identity_file": hosts[0].identity_file},
+                "ssh": {"user": "deploy", "become": "sudo", "identity_file": hosts[0].identity_file},
                 "groups": {"rack": {"relay": RELAY}},
                 "hosts": {
                     host.name: {"address": host.address, "host_key": host.fingerprint, "group": "rack"}
@@ -152,6 +153,28 @@ def test_what_the_pack_lacks_is_said_before_anything_is_sent(site: OperatorWorld
     assert "the connection failed" in packing.text, "a pack is made where there is a network"
     assert not (site.root / "other.sbpack").exists()
     site.sbctl("plan", "--from", str(_pack_path(site)), expect=0)
+
+
+def test_a_host_that_left_and_kept_its_weights_is_taken_over_without_sending_them(
+    site: OperatorWorld, hosts: tuple[LabHost, ...]
+) -> None:
+    taken = site.config["fleet"]["hosts"]
+    mine = taken.pop(NEIGHBOURS[1]) | {"keep": ["weights"]}
+    taken[NEIGHBOURS[1]] = mine
+    site.sbctl("apply", "--yes", "--from", str(_pack_path(site)), expect=0)
+    del taken[NEIGHBOURS[1]]
+    site.sbctl("apply", "--yes", "--from", str(_pack_path(site)), expect=0)
+    assert hosts[2].ssh("ls -d /opt/sbctl /etc/sbctl", check=False) == ""
+    assert hosts[2].ssh("ls /var/cache/sbctl/models/blobs").split()
+    taken[NEIGHBOURS[1]] = mine
+    pack = open_pack(_pack_path(site))
+    weights = sum(entry.size_bytes for entry in pack.manifest.of_role("weights"))
+    begun = _bytes_sent()
+    site.sbctl("apply", "--yes", "--from", str(_pack_path(site)), expect=0)
+    others = sum(entry.size_bytes for entry in pack.manifest.entries if entry.role != "weights")
+    assert _bytes_sent() - begun < others * 5 // 4 + weights // 10
+    site.sbctl("plan", "--from", str(_pack_path(site)), expect=0)
+    del mine["keep"]
 
 
 def test_destroy_needs_no_pack(site: OperatorWorld, hosts: tuple[LabHost, ...]) -> None:
