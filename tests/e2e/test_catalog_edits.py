@@ -49,7 +49,7 @@ def test_entries_are_added_and_changed_under_load_and_only_their_own_deployment_
         catalog["catalog_revision"] = "tests-3"
         _write(world, catalog)
         planned = world.sbctl("plan", "--format", "json", expect=2).json()
-        touched = {row["address"] for row in planned["resource_changes"] if row["action"] != "noop"}
+        touched = {row["address"] for row in planned["resource_changes"] if row["action"] != "no-op"}
         assert touched == {"artifact.local/small:q4", "bundle.local", "deployment.local/other"}
         world.sbctl("apply", "--yes", expect=0)
     assert load.failures == []
