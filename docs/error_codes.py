@@ -18,6 +18,7 @@ HTTP_SENTENCES: Final = {
     "draining": "the model is being replaced or stopped",
     "enrollment_denied": "the join token is not valid, or not for what was asked; the authority's audit file has the reason",
     "engine_missing": "the engine that the bundle names is not installed here",
+    "https_required": "the origin is served over https alone; a key that came in the clear should be replaced",
     "invalid_desired": "the desired state cannot be read",
     "invalid_request": "the request is not one that is passed on; the sentence names the field",
     "method_not_allowed": "the route has no such method",
@@ -49,15 +50,16 @@ _BY_PREFIX: Final = {
     "catalog": "ConfigError",
     "lock": "ConfigError",
     "yaml": "ConfigError",
+    "tls": "ConfigError",
     "ssh": "UnreachableError",
 }
 _FINDING: Final = {"_find": "yaml", "_find_at": "yaml", "ScalarRefusedError": "yaml"}
 
 NOT_CODES: Final = re.compile(
     r"(?:artifact|blob|bundle|certificate|engine|host|pack|runtime|deployment|logs|events)\."
-    r"(?:pull|import|remove|apply|clear|action|install|mark|unmark|activate|show|verify|export|serve|fetch|request|read)"
+    r"(?:pull|import|remove|apply|clear|action|install|mark|unmark|activate|show|verify|export|serve|fetch|request|read|certificate)"
     r"|(?!runtime\.refused$)(?:runtime|bundle|replica|engine|host|certificate)\."
-    r"(?:started|stopped|activated|accepted|refused|cleared|changed|adopted|crashed|drained|resumed|installed)"
+    r"(?:started|stopped|activated|accepted|refused|cleared|changed|adopted|crashed|drained|resumed|installed|public_changed)"
     r"|artifact\.(?:list|prune)|enrollment\.(?:request|install|remove|ask)|runtime\.certificate"
     r"|weights\.(?:quarantined|collected)|certificate\.(?:public_changed|renewal_failed)"
     r"|models\.(?:list|show|pull|remove|prune|lock)"

@@ -18,7 +18,7 @@ from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.catalog.resolve import DeviceProfile, resolve
 from sbctl.config.availability import check_cluster, check_proxy, not_available
 from sbctl.config.catalog_file import catalog_with_file
-from sbctl.config.checks import check_origins, check_proxy_rules
+from sbctl.config.checks import check_origins, check_proxy_rules, managed_providers
 from sbctl.config.compiled import CompiledAdapter, CompiledDeployment
 from sbctl.config.diagnose import Report, report_expansion, validated
 from sbctl.config.document import ABSENT, Document, Path, child
@@ -98,7 +98,8 @@ class HostViewBuilder:
         deployments = self._deployments(proxy, view, catalog)
         check_origins(self.report, origins, _written_deployments(view.value), origins_view)
         has_https = proxy.https_bind_port is not None
-        check_force_ssl(self.report, origins, origins_view, has_https=has_https, accepted=self.accepted)
+        served = {name: origin for name, origin in origins.items() if managed_providers(origin)}
+        check_force_ssl(self.report, served, origins_view, has_https=has_https, accepted=self.accepted)
         raw_admin = view.value.get("admin") if isinstance(view.value, dict) else None
         text = raw_admin.get("password") if isinstance(raw_admin, dict) else None
         return HostView(proxy, view, origins, deployments, catalog, text if isinstance(text, str) else None)

@@ -35,6 +35,7 @@ from sbctl.node.snapshot import (
     HostMarker,
     NodePathsState,
     NodeSnapshot,
+    PublicTlsState,
     PythonFact,
     ReplicaState,
     RuntimeState,
@@ -44,6 +45,7 @@ from sbctl.runtime.identity_files import IdentityFiles, installed_state
 from sbctl.runtime.nodeops import certificate_ops, enrollment_ops
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, TrustSet, member_digest
+from sbctl.trust.public_certificate import check_pair
 from sbctl.trust.verifier import Fence, trust_digest, verify_bundle, verify_trust
 
 __all__ = ["DEFAULT_FACTS", "SimHost"]
@@ -101,6 +103,7 @@ class SimHost:
         self.failing_deployments: set[str] = set()
         """Ids whose replica fails after the bundle was committed: the node is degraded."""
         self.boots = 4000
+        self.public_certificate: str | None = None
         self.drained_by: set[str] = set()
 
     @property
@@ -156,6 +159,7 @@ class SimHost:
             pid=self.boots if up else None,
             version_running=self.current if up else None,
             started_by_hand=self.started_by_hand,
+            tls=self._public_tls(),
             http_url=f"http://{config.http_bind_address}:{config.http_bind_port}" if up and config else None,
             admin_url=f"http://{config.admin_bind}:{config.admin_port}"
             if up and config and config.admin_enabled
@@ -210,6 +214,7 @@ class SimHost:
             Method.ENROLLMENT_REMOVE: self._certificate(enrollment_ops.remove_enrollment),
             Method.RUNTIME_INSTALL: self._install_runtime,
             Method.RUNTIME_ACTIVATE: self._activate,
+            Method.RUNTIME_CERTIFICATE: self._take_public_certificate,
             Method.RUNTIME_REMOVE: self._remove_runtime,
             Method.ENGINE_INSTALL: self._install_engine,
             Method.ENGINE_REMOVE: self._remove_engine,
@@ -311,6 +316,19 @@ class SimHost:
             "trust_digest": trust_digest(trust),
             "supervision": self._supervision,
         }
+
+    def _take_public_certificate(self, request: messages.RuntimeCertificate, _: Progress) -> Mapping[str, Any]:
+        self._require_lineage(request.lineage)
+        found = check_pair(request.chain.encode(), self._sent["tls_key"])
+        self.public_certificate = found.fingerprint
+        return {"fingerprint": found.fingerprint, "used": self.running}
+
+    def _public_tls(self) -> PublicTlsState | None:
+        if self.config is None or self.config.https_bind_port is None:
+            return None
+        used = self.public_certificate if self.running else None
+        followed = self.config.tls_cert_file is not None
+        return PublicTlsState(installed=self.public_certificate, used=used, followed=followed)
 
     def _remove_runtime(self, request: messages.RuntimeRemove, _: Progress) -> Mapping[str, Any]:
         self._require_lineage(request.lineage)

@@ -1,6 +1,7 @@
 """Units of the system's systemd that stand beside the runtime's: rendered, judged by systemd-analyze, installed when they differ, removed.
 
     sbctl-identity-renewal.{service,timer}   a host that enrolled asks for its next identity
+    sbctl-public-tls.{path,timer,service}    files of somebody else, with the API's certificate and key, are looked at when they change
     sbctl-enrollment.service                 the enrollment server of an authority's host
 
 Like the runtime's, they hold no timestamp, so an unchanged one is not touched.
