@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from sbctl.artifacts.split_sets import split_problem
 from sbctl.base import strict_json
 from sbctl.base.digests import fingerprint
 from sbctl.base.errors import InputError
@@ -105,6 +106,8 @@ def _variant_problems(here: tuple[str | int, ...], variant: CatalogVariant) -> I
     if not any(file.path.lower().endswith(extensions) for file in variant.files):
         names = " or ".join(extensions)
         yield RuleProblem((*here, "files"), f"a {variant.format} variant needs at least one {names} file")
+    if problem := split_problem(file.path for file in variant.files):
+        yield RuleProblem((*here, "files"), f"the weights are split and the set is not whole: {problem}")
     kind = source_kind(variant.source)
     if variant.stability == "stable" and kind == "hf" and not is_commit(variant.revision):
         yield RuleProblem(

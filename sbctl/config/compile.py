@@ -155,6 +155,8 @@ class Compilation:
         secrets: Mapping[str, SecretRef],
         sources: SecretSources,
     ) -> CompiledHost:
+        if view.proxy.model_host.offline:
+            host = replace(host, delivery="push")
         share = self._share(host, view)
         password = self._password(host, view, secrets, sources)
         self.meanings[host.name] = share.meaning

@@ -209,7 +209,7 @@ class ModelHostModel(Block):
     cache: CacheModel = Field(default=CacheModel.model_construct(), description="Where weights live on a host.")
     offline: bool = Field(
         default=False,
-        description="Hosts never fetch weights: they are sent by apply (fleet.defaults.delivery: push), imported, or taken from what the host has.",
+        description="Hosts fetch nothing, whoever asks them: what they need is sent to them (as with delivery: push), or taken from what they have.",
     )
     engines: dict[EngineKind, EngineModel] = Field(
         default_factory=dict, description="How each engine gets onto hosts. Unset: llama_cpp from its pinned wheel."

@@ -41,10 +41,6 @@ __all__ = [
     "CertificateRequest",
     "DeploymentAction",
     "EngineInstall",
-    "EnrollmentAsk",
-    "EnrollmentInstall",
-    "EnrollmentRemove",
-    "EnrollmentRequest",
     "EngineRemove",
     "EnrollmentAsk",
     "EnrollmentInstall",
@@ -277,7 +273,7 @@ class RuntimeConfig(_Params):
     cache_budget_bytes: int | None = Field(default=None, gt=0)
     max_resident_models: int | None = Field(default=None, gt=0)
     offline: bool = False
-    """Weights are never fetched; they are imported, or taken from what this machine has."""
+    """Nothing is fetched; weights are imported, or taken from what this machine has."""
     max_parallel_prepares: int = Field(default=2, gt=0)
     safety_margin: float = Field(default=0.10, ge=0, lt=1)
     shutdown_deadline_ms: int = Field(default=30_000, gt=0)

@@ -109,6 +109,11 @@ def test_an_operators_entry_replaces_whole() -> None:
             [{"path": path, "sha256": "a" * 64, "size_bytes": 1} for path in ("m.gguf", "M.gguf")],
             "the same path",
         ),
+        (
+            ("variants", 0, "files"),
+            [{"path": f"m-0000{part}-of-00003.gguf", "sha256": "a" * 64, "size_bytes": 1} for part in (1, 3)],
+            "m-00002-of-00003.gguf is missing",
+        ),
     ],
 )
 def test_rules(path: tuple[str | int, ...], value: object, words: str) -> None:

@@ -63,6 +63,12 @@ def test_defaults_apply_to_this_machine_too(load_text: Load, minimal: str) -> No
     assert host.deployments["chat"].delivery == "push"
 
 
+def test_what_may_fetch_nothing_is_sent_everything(load_text: Load, minimal: str) -> None:
+    fleet = "fleet: {defaults: {proxy: {model_host: {offline: true}}}}\n"
+    host = load_text(fleet + minimal).hosts["local"]
+    assert (host.delivery, host.deployments["chat"].delivery, host.model_host.offline) == ("push", "push", True)
+
+
 FLEET = f"""\
 fleet:
   name: production
