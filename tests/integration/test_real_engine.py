@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.artifacts.pull import pull
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.engines.detect import installed_build, installed_engines
-from sbctl.engines.llama_cpp import weight_file
-from sbctl.engines.model import EngineAddress, LaunchSpec
+from sbctl.engines.llama_cpp import LlamaCpp, weight_file
+from sbctl.engines.model import Adapter, EngineAddress, LaunchSpec
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, library_pins, wheel_for
 from sbctl.node.messages import EngineInstall, WheelFile
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.engine_ops import install_engine
+from tests.simulators.gguf_files import GgufDraft
 from tests.simulators.llama_launches import launch_spec
 
 pytestmark = pytest.mark.engine
@@ -225,6 +227,26 @@ def test_a_client_that_leaves_frees_its_slot(start: Any) -> None:
     while engine.ask("GET", "/slots")[1][0]["is_processing"]:
         assert time.monotonic() < end, "the slot is still busy"
         time.sleep(0.05)
+
+
+def test_an_adapter_and_a_quantised_cache_are_as_they_were_asked_for(start: Any, tmp_path: Path) -> None:
+    """An adapter of zeros: it is loaded and applied, and changes nothing."""
+    draft = GgufDraft(
+        {"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+    )
+    draft.add("blk.0.attn_q.weight.lora_a", 576, 8, kind=0)
+    draft.add("blk.0.attn_q.weight.lora_b", 8, 576, kind=0)
+    adapter = Adapter(draft.write(tmp_path / "zeros.gguf"), 0.5)
+    address = EngineAddress(unix_path=Path(tempfile.mkdtemp(dir=tmp_path.parents[1])) / "e.sock")
+    engine = start(address, kv_quant="int4", adapters=(adapter,))
+    assert engine.line.startswith("LISTEN"), engine.line
+    ((listed),) = engine.ask("GET", "/lora-adapters")[1]
+    assert (listed["path"], listed["scale"]) == (str(adapter.path), 0.5)
+    facts, slots = (engine.ask("GET", path)[1] for path in ("/props", "/slots"))
+    assert LlamaCpp().mismatch(engine.spec, facts, slots) is None
+    assert facts["total_slots"] == 2
+    assert LlamaCpp().mismatch(replace(engine.spec, slots=3), facts, slots) is not None
+    assert engine.ask("POST", "/v1/completions", engine.spec.probe.canary.body)[0] == 200
 
 
 def test_what_cannot_start_ends_with_one_sentence(
