@@ -37,7 +37,7 @@ from sbctl.runtime.drain import Drain
 from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
 from sbctl.runtime.event_log import EventLog, EventSink
-from sbctl.runtime.event_loop import run_in_loop
+from sbctl.runtime.event_loop import run_in_loop, settle
 from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import App, GatewayServer
 from sbctl.runtime.https_only import HttpsOnly
@@ -175,6 +175,7 @@ class Daemon:
             for listener, sock, tls in self._bound:
                 await listener.start(sock, tls=tls)
             self._restored = True
+            settle()
             self._notifier.ready(f"serving {self._http_url}")
             self._events.tell(EventKind.RUNTIME_STARTED, f"version {__version__}, pid {os.getpid()}, {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)

@@ -6,10 +6,51 @@ token count as progress. A caller that asked for a whole answer gets it put toge
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["Assembler"]
+from sbctl.base.errors import EngineError
+from sbctl.runtime.gateway.events import HIDDEN, Usage, engine_error, usage_of
+
+__all__ = ["Assembler", "has_end", "whole_answer"]
+
+_END: Final = re.compile(
+    rb"^(?:data: ?\[DONE\]|event: ?response\.(?:completed|incomplete|failed)\r?\ndata:[^\n]*)\r?\n", re.MULTILINE
+)
+_EVENT: Final = re.compile(rb"^(?:data|error):[ \t]*(\{.*)$", re.MULTILINE)
+
+
+def has_end(stream: bytearray, start: int) -> bool:
+    """Whether an engine said behind `start` that its answer is complete."""
+    return _END.search(stream, stream.rfind(b"\n", 0, start) + 1) is not None
+
+
+def whole_answer(stream: bytes) -> tuple[dict[str, Any], Usage | None]:
+    """The answer that a stream's events make, without its model's name changed.
+
+    Raises EngineError `upstream_failed` for a broken event, and what `engine_error` makes of an error event.
+    """
+    try:
+        events = json.loads(b"[" + b",".join(_EVENT.findall(stream)) + b"]")
+    except ValueError:
+        raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None
+    assembler, answer, usage = Assembler(), None, None
+    for event in events:
+        if event.get("error") is not None or event.get("type") in ("error", "response.failed"):
+            raise engine_error(500, event if "error" in event else event.get("response"))
+        if isinstance(event.get("response"), dict):
+            answer = event["response"]
+            usage = usage_of(answer) or usage
+        else:
+            assembler.add(event)
+            if "usage" in event:
+                usage = usage_of(event) or usage
+    document = assembler.answer() if answer is None else answer
+    for name in HIDDEN:
+        document.pop(name, None)
+    return document, usage
 
 
 class Assembler:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,10 +16,10 @@ from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError, InputError, SbctlError
 from sbctl.base.limits import MIB
 
-__all__ = ["EventStream", "Usage", "engine_error", "renamed_document", "usage_of"]
+__all__ = ["HIDDEN", "EventStream", "Usage", "engine_error", "renamed_document", "usage_of"]
 
 _LINE_MAX_BYTES: Final = 4 * MIB
-_HIDDEN: Final = ("__verbose", "generation_settings")
+HIDDEN: Final = ("__verbose", "generation_settings")
 """Fields of llama.cpp that name files and settings of this host."""
 
 _LOOK_AT: Final = (b'"error"', b"error:", b"[DONE]", b'"usage":{', b'"usage": {', b'"__verbose"', b'"generation_settings"', b"\r", b" \n", b'"response.')  # fmt: skip
@@ -44,11 +43,9 @@ def usage_of(document: Any) -> Usage | None:
     usage = document.get("usage") if isinstance(document, dict) else None
     if not isinstance(usage, dict):
         return None
-    read, written = (
-        next((usage[name] for name in names if isinstance(usage.get(name), int)), 0)
-        for names in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
-    )
-    return Usage(read, written)
+    read = usage.get("prompt_tokens", usage.get("input_tokens"))
+    written = usage.get("completion_tokens", usage.get("output_tokens"))
+    return Usage(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
 
 
 def engine_error(status: int, document: Any) -> SbctlError:
@@ -64,17 +61,13 @@ def engine_error(status: int, document: Any) -> SbctlError:
 
 
 class EventStream:
-    """One answer's events. `observe` sees each event that is read as a document; `keeps_usage`: the caller asked for the event with
-    the number of tokens."""
+    """One answer's events. `keeps_usage`: the caller asked for the event with the number of tokens."""
 
-    def __init__(
-        self, public_name: str, *, keeps_usage: bool = True, observe: Callable[[dict[str, Any]], None] | None = None
-    ) -> None:
+    def __init__(self, public_name: str, *, keeps_usage: bool = True) -> None:
         self._public = public_name
         self._new = b'"model":' + json.dumps(public_name, ensure_ascii=False).encode()
         self._old = b""
         self._keeps_usage = keeps_usage
-        self._observe = observe
         self._rest = b""
         self._skips_blank = False
         self.is_done = False
@@ -98,7 +91,7 @@ class EventStream:
 
     def _is_plain(self, block: bytes) -> bool:
         """Whether each line of it is an event with the model's name as it is known, or holds none."""
-        if not self._old or self._observe is not None or self.is_done or self._skips_blank:
+        if not self._old or self.is_done or self._skips_blank:
             return False
         for mark in _LOOK_AT:
             if mark in block:
@@ -132,11 +125,9 @@ class EventStream:
             raise EngineError("upstream_failed", "the engine sent an event that is no object", retryable=True)
         if document.get("error") is not None or document.get("type") in ("error", "response.failed"):
             raise engine_error(500, document if "error" in document else document.get("response"))
-        hidden = [name for name in _HIDDEN if name in document]
+        hidden = [name for name in HIDDEN if name in document]
         for name in hidden:
             del document[name]
-        if self._observe is not None:
-            self._observe(document)
         response = document.get("response")
         inner = response if isinstance(response, dict) else document
         self.usage = usage_of(inner) or self.usage

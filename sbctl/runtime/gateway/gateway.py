@@ -151,9 +151,13 @@ class Gateway:
     # Who asks
 
     def _caller(self, head: RequestHead) -> routes.Caller:
+        """Of a head; looked up once, so that a request has one caller from beginning to end."""
+        if head.caller is not None:
+            return head.caller
         scheme, _, token = (head.text(b"authorization") or "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" else None
-        return self._desired.routes.caller(presented, bound_to_loopback=self._on_loopback)
+        head.caller = self._desired.routes.caller(presented, bound_to_loopback=self._on_loopback)
+        return head.caller
 
     def _check_caller(self, head: RequestHead) -> None:
         """Also counts the request against the key's own limit."""

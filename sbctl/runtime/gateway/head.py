@@ -12,6 +12,7 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from sbctl.base.errors import InputError
+from sbctl.runtime.routes import Caller
 
 __all__ = ["FIELD_MAX_BYTES", "RequestHead", "read_head"]
 
@@ -36,7 +37,17 @@ _SINGLE: Final = frozenset(
 class RequestHead:
     """A head that was read whole. `fields` has lower-case names; of a field that decides nothing the last one stands."""
 
-    __slots__ = ("content_length", "expects_continue", "fields", "is_chunked", "keep_alive", "method", "minor", "path")
+    __slots__ = (
+        "caller",
+        "content_length",
+        "expects_continue",
+        "fields",
+        "is_chunked",
+        "keep_alive",
+        "method",
+        "minor",
+        "path",
+    )
 
     def __init__(
         self, method: str, path: str, fields: dict[bytes, bytes], *, minor: int, keep_alive: bool, length: int | None
@@ -52,6 +63,8 @@ class RequestHead:
         """None when there is no such field."""
         self.is_chunked = b"transfer-encoding" in fields
         self.expects_continue = b"expect" in fields
+        self.caller: Caller | None = None
+        """Who asks, once that is known."""
 
     @property
     def has_body(self) -> bool:

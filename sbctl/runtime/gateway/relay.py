@@ -14,7 +14,7 @@ from typing import Any, Final
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import MIB
 from sbctl.runtime.gateway.answers import Answer, compact, error_document
-from sbctl.runtime.gateway.assemble import Assembler
+from sbctl.runtime.gateway.assemble import has_end, whole_answer
 from sbctl.runtime.gateway.events import EventStream, Usage, engine_error, renamed_document
 from sbctl.runtime.gateway.ports import Client
 
@@ -22,6 +22,8 @@ __all__ = ["BytesRelay", "DocumentRelay", "Relay", "StreamRelay", "WholeRelay"]
 
 _ANSWER_MAX_BYTES: Final = 64 * MIB
 _ERROR_MAX_BYTES: Final = 64 * 1024
+_END_MAX_BYTES: Final = 64
+"""No mark of an answer's end is longer."""
 _JSON: Final = "application/json"
 
 
@@ -165,35 +167,26 @@ class StreamRelay(Relay):
 
 
 class WholeRelay(Relay):
-    """One document, put together from the events that the engine was asked for."""
+    """One document, put together from the events that the engine was asked for. They are read at the end, all at once."""
 
     def __init__(self, *args: Any, model: str, **more: Any) -> None:
         super().__init__(*args, **more)
         self._model = model
-        self._assembler = Assembler()
-        self._response: dict[str, Any] | None = None
-        self._events = EventStream(model, observe=self._observe)
-        self._bytes = 0
-
-    def _observe(self, event: dict[str, Any]) -> None:
-        if isinstance(event.get("response"), dict):
-            self._response = event["response"]
-        else:
-            self._assembler.add(event)
+        self._stream = bytearray()
 
     def _take(self, data: bytes) -> None:
         if self.done.done():
             return
-        self._bytes += len(data)
-        if self._bytes > _ANSWER_MAX_BYTES:
+        before = max(0, len(self._stream) - _END_MAX_BYTES)
+        self._stream += data
+        if len(self._stream) > _ANSWER_MAX_BYTES:
             raise EngineError("upstream_failed", "the engine's answer has no end")
-        self._events.feed(data)
-        if self._events.is_done:
-            self.usage = self._events.usage
-            document = self._assembler.answer() if self._response is None else self._response
+        if has_end(self._stream, before):
+            document, self.usage = whole_answer(bytes(self._stream))
             self._whole(compact({**document, "model": self._model}))
 
     def _close(self) -> None:
+        whole_answer(bytes(self._stream))
         raise EngineError("upstream_failed", "the engine closed the stream early", retryable=True)
 
 

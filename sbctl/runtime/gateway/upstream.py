@@ -71,6 +71,9 @@ class EngineConnection(asyncio.Protocol):
         self._fields: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._head_seen = False
+        self._received: list[bytes] = []
+        """Pieces of the body in the bytes that are being read."""
+        self._is_complete = False
         self._keeps = True
         self._is_paused = False
         self.is_open = False
@@ -158,6 +161,12 @@ class EngineConnection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade):
             self._break("the engine spoke no HTTP")
             return
+        if self._received:
+            body = self._received[0] if len(self._received) == 1 else b"".join(self._received)
+            self._received.clear()
+            self._sink.data(body)
+        if self._is_complete:
+            self._complete()
         if self._head_bytes > _HEAD_MAX_BYTES and not self._head_seen and self.is_open:
             self._break("the engine's head has no end")
 
@@ -178,26 +187,25 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._fields = {}
-        if self._sink is None:
-            self._drop()
+        if self._is_complete:
+            # More than one answer to one request: it is not known any more what belongs to what.
+            self._keeps = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status >= 200 and self._sink is not None:
+        if status >= 200 and self._sink is not None and not self._is_complete:
             self._head_seen = True
             self._keeps = self._parser.should_keep_alive()
             self._sink.head(status, self._fields)
 
     def on_body(self, data: bytes) -> None:
-        if self._sink is not None:
-            self._sink.data(data)
+        self._received.append(data)
 
     def on_message_complete(self) -> None:
-        if self._head_seen:
-            self._complete()
+        self._is_complete |= self._head_seen
 
     @property
     def _is_framed(self) -> bool:
@@ -205,7 +213,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _complete(self) -> None:
         sink, self._sink = self._sink, None
-        self._head_seen = False
+        self._head_seen = self._is_complete = False
         self.resume()
         if self.is_open and self._keeps and self._transport is not None and not self._transport.get_write_buffer_size():
             self.is_reused = True
