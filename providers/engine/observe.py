@@ -13,7 +13,7 @@ __all__ = ["interpret"]
 
 
 def interpret(snapshot: NodeSnapshot | None, address: Address, recorded: Recorded | None) -> Observed:
-    """`installed` (version → digest) is decisive; `programs` (path → version, in PATH order) only where the state says that one is used."""
+    """`installed` (build → digest) is decisive; `programs` (path → version, in PATH order) only where the state says that one is used."""
     if snapshot is None:
         return UNREACHABLE
     ours = {
@@ -26,7 +26,7 @@ def interpret(snapshot: NodeSnapshot | None, address: Address, recorded: Recorde
     }
     decisive: dict[str, Any] = {"installed": dict(sorted(ours.items()))}
     informative: dict[str, Any] = {"programs": programs}
-    uses_program = recorded is not None and recorded.spec["launch"] == "binary"
+    uses_program = recorded is not None and recorded.spec["launch"] == "binary" and not recorded.record.get("digests")
     if uses_program:
         decisive["programs"] = dict(sorted(programs.items()))
     present = bool(programs if uses_program else ours)

@@ -67,7 +67,7 @@ class EngineModel(Block):
 
     launch: Literal["binary", "container", "uv", "wheel"] = Field(
         default="binary",
-        description="How the engine gets onto a host: a llama-server that is there (binary), or the pinned wheel that sbctl installs (wheel).",
+        description="How the engine gets onto a host: a llama-server that is there, else the pinned release (binary), or the pinned wheel (wheel).",
     )
     image: ImageDigest | None = Field(
         default=None, description="Container image by digest; only with launch: container."
@@ -77,9 +77,12 @@ class EngineModel(Block):
         description="A trusted executable on the host. Comes before PATH and before anything sbctl could install.",
     )
     version: Version | None = Field(default=None, description="Exact version; `latest` is refused.")
-    sha256: HexDigest | None = Field(default=None, description="SHA-256 of a custom release file.")
+    sha256: HexDigest | None = Field(
+        default=None, description="SHA-256 of a release file (with cuda: of the source) that sbctl has no pin for."
+    )
     acceleration: Literal["auto", "cuda", "metal", "vulkan", "cpu"] = Field(
-        default="auto", description="Which kind of device the engine build uses."
+        default="auto",
+        description="Which kind of device the engine build uses. auto: the CPU. cuda is built from source on the host; not tried on hardware.",
     )
     shm_size_gib: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Shared memory of a container, in GiB. Unset: 4."
