@@ -24,6 +24,7 @@ HTTP_SENTENCES: Final = {
     "method_not_allowed": "the route has no such method",
     "overloaded": "too many connections; health still answers",
     "prepare_failed": "the candidate could not be prepared; nothing changed",
+    "renewal_denied": "the identity that was shown gets no other; the sentence says why, and the server's audit file too",
     "revision_conflict": "the revision was accepted with other content",
     "runtime_commit_failed": "the accepted state could not be stored",
     "stale_revision": "a higher revision was accepted already",

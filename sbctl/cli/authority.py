@@ -22,6 +22,7 @@ from sbctl.trust.authority_facts import AuthorityFacts
 from sbctl.trust.certificates import certificate_facts, renewal_time
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.identity import Grant, is_server_name
+from sbctl.trust.own_pki import OwnIdentity
 from sbctl.trust.revocation import RevocationList
 from sbctl.views.cluster_views import ROLLOVER_STEPS, IdentityRow
 
@@ -54,6 +55,7 @@ def authority_directory(workspace: Workspace) -> Path:
             place=str(workspace.file),
             next_step="make one with sbctl cluster init, and name it: fleet: {identity: {directory: ./cluster}}",
         )
+    _refuse_own_pki(workspace)
     return Path(identity.directory)
 
 
@@ -64,8 +66,20 @@ def directory_of(workspace: Workspace, named: Path | None) -> Path:
     if workspace.file.exists():
         identity = workspace.loaded.identity
         if identity is not None:
+            _refuse_own_pki(workspace)
             return Path(identity.directory)
     return workspace.directory / _DEFAULT_DIRECTORY
+
+
+def _refuse_own_pki(workspace: Workspace) -> None:
+    identity = workspace.loaded.identity
+    if identity is not None and identity.own is not None:
+        raise RefusedError(
+            "identity.own_pki",
+            "sb.yml names a PKI of your own (identity.mode: manual), so there is no authority of sbctl's to ask",
+            place=str(workspace.file),
+            next_step="issue, renew and revoke with your PKI; sbctl plan and sbctl status show what hosts have",
+        )
 
 
 def enrollment_of(workspace: Workspace, named: Path | None) -> Enrollment:
@@ -96,6 +110,8 @@ def identity_rows(workspace: Workspace, facts: AuthorityFacts) -> list[IdentityR
 def identity_notes(config: CompiledConfig, now: datetime) -> tuple[str, ...]:
     """What a plan says of identities beside its changes: a rollover under way, renewals that come soon, who is shut out, a CA near its end."""
     facts, identity = config.authority, config.identity
+    if config.own_identities is not None and identity is not None:
+        return _own_notes(config.own_identities, identity.renew_before_days, now)
     if facts is None or identity is None:
         return ()
     notes = [f"CA rollover, step {ROLLOVER_STEPS[facts.rollover]}"] if facts.rollover is not None else []
@@ -112,6 +128,15 @@ def identity_notes(config: CompiledConfig, now: datetime) -> tuple[str, ...]:
         listed = ", ".join(soon[:5]) + (" …" if len(soon) > 5 else "")
         notes.append(f"an apply within {_RENEWAL_WARNING.days} days from now renews the identity of {listed}")
     return tuple(notes)
+
+
+def _own_notes(found: Mapping[str, OwnIdentity], before_days: int | None, now: datetime) -> tuple[str, ...]:
+    """Certificates of an own PKI that are past the moment when it should have issued others."""
+    return tuple(
+        f"the certificate of {host} ends on {one.not_after.date()}: have your PKI issue the next, identity_epoch {one.identity_epoch + 1}"
+        for host, one in sorted(found.items())
+        if now >= renewal_time(one.not_before, one.not_after, before_days)
+    )
 
 
 def _row(record: NodeRecord, now: datetime, renew_before_days: int | None) -> IdentityRow:

@@ -23,7 +23,7 @@ from sbctl.state.model import Tombstone
 from sbctl.state.operator import run_info, who
 from sbctl.trust.authority import Authority
 
-__all__ = ["Drained", "drain", "give_up_lost", "recorded_on", "resume", "take_in_again"]
+__all__ = ["Drained", "drain", "give_up_lost", "host_session", "recorded_on", "resume", "take_in_again"]
 
 _ANSWER_S: Final = 30.0
 
@@ -59,7 +59,8 @@ def _connection(workspace: Workspace, host: str) -> Connection:
 
 
 @contextlib.contextmanager
-def _session(workspace: Workspace, host: str) -> Iterator[HostSession]:
+def host_session(workspace: Workspace, host: str) -> Iterator[HostSession]:
+    """A session with one host, for as long as the block lasts. Raises InputError `host.unknown`, UnreachableError."""
     connection = _connection(workspace, host)
     secrets = workspace.login_secrets.prepared([connection])
     session = open_session(host, connection, clock=workspace.clock, environ=workspace.environ, secrets=secrets)
@@ -76,14 +77,14 @@ def _call(session: HostSession, method: Method, params: Mapping[str, Any], deadl
 def drain(workspace: Workspace, host: str, *, deadline_s: float) -> Drained:
     """Out of service until `resume`; waits at most `deadline_s` for what runs. Raises UnreachableError, HostError."""
     params = {"by": who(workspace.environ), "deadline_s": deadline_s}
-    with _session(workspace, host) as session:
+    with host_session(workspace, host) as session:
         told = _call(session, Method.HOST_DRAIN, params, deadline_s + _ANSWER_S)
     return Drained(host, bool(told.get("running")), int(told.get("active_requests") or 0))
 
 
 def resume(workspace: Workspace, host: str) -> bool:
     """Into service again; False when it was not out of it. Raises UnreachableError, HostError."""
-    with _session(workspace, host) as session:
+    with host_session(workspace, host) as session:
         return bool(_call(session, Method.HOST_RESUME, {"persistent": True}, _ANSWER_S).get("was_drained"))
 
 
@@ -115,7 +116,7 @@ def give_up_lost(
             assume_yes=assume_yes,
         )
         certificate = next((one.record for one in found if one.address.kind == "certificate"), {})
-        if certificate:
+        if certificate and not _has_own_pki(workspace):
             authority = Authority.open(authority_directory(workspace))
             revoke_newest(authority, host, certificate, reason=why or "given up as lost", now=workspace.clock.now())
         seen = last_seen(workspace).get(host)
@@ -137,11 +138,17 @@ def give_up_lost(
     return found
 
 
+def _has_own_pki(workspace: Workspace) -> bool:
+    """Then revoking is that PKI's to do; the tombstone alone keeps the host out here."""
+    identity = workspace.loaded.identity if workspace.file.exists() else None
+    return identity is not None and identity.own is not None
+
+
 def take_in_again(workspace: Workspace, host: str, *, lock_timeout_s: float) -> None:
     """Let a host come back that was given up as lost. Raises LockedError, StateError `state.no_tombstone`."""
     with held_state(workspace, "sbctl host forget --undo", lock_timeout_s):
         tombstone = workspace.require_state().tombstones.get(host)
-        if tombstone is not None and tombstone.certificate:
+        if tombstone is not None and tombstone.certificate and not _has_own_pki(workspace):
             Authority.open(authority_directory(workspace)).rotate([host])
         workspace.store.readmit(host, run_info("host forget", workspace.environ, workspace.directory))
         workspace.forget()

@@ -194,7 +194,7 @@ def update_of(workspace: Workspace, mode: PlanMode) -> UpdatePolicy | None:
 
 
 def _identity_notes(workspace: Workspace, config: CompiledConfig | None) -> tuple[str, ...]:
-    if config is None or config.authority is None:
+    if config is None or (config.authority is None and config.own_identities is None):
         return ()
     from sbctl.cli.authority import identity_notes
 

@@ -90,7 +90,9 @@ def init_text(authority: Authority, beside: Path) -> RenderableType:
     )
 
 
-def status_text(authority: Authority, facts: AuthorityFacts, rows: Sequence[IdentityRow]) -> RenderableType:
+def status_text(
+    authority: Authority, facts: AuthorityFacts, rows: Sequence[IdentityRow], *, enrollment: str = ""
+) -> RenderableType:
     fields: list[tuple[str, str | int | None]] = [
         ("directory", str(authority.directory)),
         ("server name", facts.server_name),
@@ -100,6 +102,8 @@ def status_text(authority: Authority, facts: AuthorityFacts, rows: Sequence[Iden
     ]
     if facts.rollover is not None:
         fields.append(("CA rollover", ROLLOVER_STEPS[facts.rollover]))
+    if enrollment:
+        fields.append(("enrollment server", enrollment))
     columns = ("node", Column("state", style_by=_STYLES), Column("epoch", "right"), "valid until", "renews", "roles")
     listed = [
         (

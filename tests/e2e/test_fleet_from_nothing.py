@@ -6,7 +6,6 @@ trusted ► applied ► served ► repaired ► one given up and taken in again,
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -25,6 +24,7 @@ from sbctl.base.secret import Secret
 from sbctl.trust.keys import SigningKey
 from tests.lab.fixture import ROOT, SUDO_PASSWORD, Lab, LabHost
 from tests.simulators.operator_world import OperatorWorld, new_world, until
+from tests.simulators.secret_search import search_program
 from tests.simulators.secret_watch import SecretWatch
 
 pytestmark = [pytest.mark.lab, pytest.mark.engine, pytest.mark.timeout(900)]
@@ -62,28 +62,6 @@ found += [line for line in subprocess.run(units, capture_output=True, text=True)
 print(json.dumps(found))
 """
 """Everything on a host that has our name, runs from our directories, or belongs to one of the numbers our accounts had."""
-
-SEARCH = """
-import base64, json, os
-words = [base64.b64decode(word) for word in json.loads(WORDS)]
-found = []
-for top in ("/etc", "/var", "/opt", "/run", "/tmp", "/root", "/home", "/usr/local", "/proc"):
-    for folder, folders, files in os.walk(top):
-        folders[:] = [one for one in folders if one not in ("task", "map_files", "cgroup")]
-        for name in files:
-            path = os.path.join(folder, name)
-            if top == "/proc" and name not in ("cmdline", "environ"):
-                continue
-            try:
-                if os.path.isfile(path) and os.path.getsize(path) < 1 << 25:
-                    with open(path, "rb") as file:
-                        data = file.read()
-                    found += [path for word in words if word in data]
-            except OSError:
-                pass
-print(json.dumps(sorted(found)))
-"""
-"""Files, journal, command lines and environments of a host that hold one of the words."""
 
 
 @dataclass
@@ -324,8 +302,7 @@ def test_a_host_gone_for_good_is_forgotten_and_refused_when_it_comes_back(applie
 
 
 def test_H1_no_secret_is_on_any_host_or_on_the_operators_machine(applied: Site) -> None:
-    words = json.dumps([base64.b64encode(word.encode()).decode() for word in SECRETS])
-    program = SEARCH.replace("WORDS", repr(words))
+    program = search_program([word.encode() for word in SECRETS])
     for host in applied.lab.hosts[:2]:
         assert f"admin:{PASSWORD}" not in applied.look(host, "systemctl show sbctl-runtime sbctl-launcher")
         found = json.loads(applied.look(host, f"python3 -I -c {shlex.quote(program)}"))

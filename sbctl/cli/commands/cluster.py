@@ -76,8 +76,9 @@ def status(
     directory: Directory = None,
     format: Format = OutputFormat.TEXT,  # noqa: A002
 ) -> int:
-    """Who has an identity, until when, and what the next apply renews. Reads this machine only."""
+    """Who has an identity, until when, and what the next apply renews. Asks no host but that of the enrollment server, if there is one."""
     from sbctl.cli.authority import directory_of, identity_rows
+    from sbctl.cli.enrollment_server import server_line
     from sbctl.cli.workspace import Workspace
     from sbctl.trust.authority import Authority
     from sbctl.views.cluster_views import status_body, status_text
@@ -87,10 +88,11 @@ def status(
     authority = Authority.open(directory_of(workspace, directory))
     facts = authority.facts(workspace.held_identities())
     rows = identity_rows(workspace, facts)
+    line, told = server_line(workspace) if directory is None else ("", None)
     if format is OutputFormat.JSON:
-        print_json("cluster.status", status_body(authority, facts, rows))
+        print_json("cluster.status", {**status_body(authority, facts, rows), "enrollment_server": told})
     else:
-        result(status_text(authority, facts, rows))
+        result(status_text(authority, facts, rows, enrollment=line))
     return ExitCode.DONE
 
 
@@ -137,12 +139,18 @@ def revoke(
 ) -> int:
     """Take a host's identities away; the next apply tells every other host, and removes it from this one."""
     from sbctl.cli.authority import directory_of, recorded_identity, revoke_newest
+    from sbctl.cli.enrollment_server import fleet_server
     from sbctl.cli.workspace import Workspace
     from sbctl.trust.authority import Authority
     from sbctl.views.console import note, print_json
 
     workspace = Workspace(file)
     authority = Authority.open(directory_of(workspace, directory))
+    server = fleet_server(workspace) if directory is None else None
+    if server is not None and node not in workspace.loaded.hosts:
+        for record in server.nodes():
+            if record.node_id == node:
+                authority.adopt(record)
     recorded = recorded_identity(workspace, node)
     listed = revoke_newest(authority, node, recorded, reason=reason, now=workspace.clock.now())
     note(f"{node} is on revocation list {listed.revision}; sbctl apply takes it to every host")

@@ -1,4 +1,5 @@
-"""`cluster token create|list|revoke`: tokens that let one host in, once. They live in the authority's directory, as hashes."""
+"""`cluster token create|list|revoke`: tokens that let one host in, once. They live, as hashes, where they are redeemed: on the host of the
+enrollment server that sb.yml names, else (or with --dir) in the authority's directory on this machine."""
 
 from __future__ import annotations
 
@@ -43,16 +44,21 @@ def create(
     """Make a token and print it, this once: only its hash is kept."""
     from sbctl.cli.authority import enrollment_of
     from sbctl.cli.enrolling import grant_of
+    from sbctl.cli.enrollment_server import fleet_server
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import print_json, print_plain
     from sbctl.views.enrollment_views import created_body
 
     workspace = Workspace(file)
     grant = grant_of(node_id or "any", role or ["worker"], label or [])
-    token, row = enrollment_of(workspace, directory).create_token(
-        roles=grant.roles, labels=dict(grant.labels), node_id=node_id, ttl_s=ttl_secs, now=workspace.clock.now()
-    )
-    text = token.text().reveal().decode()
+    server = fleet_server(workspace) if directory is None else None
+    if server is not None:
+        text, row = server.create_token(roles=grant.roles, labels=grant.labels, node_id=node_id, ttl_s=ttl_secs)
+    else:
+        token, row = enrollment_of(workspace, directory).create_token(
+            roles=grant.roles, labels=dict(grant.labels), node_id=node_id, ttl_s=ttl_secs, now=workspace.clock.now()
+        )
+        text = token.text().reveal().decode()
     if format is OutputFormat.JSON:
         print_json("cluster.token.create", created_body(text, row))
     else:
@@ -68,12 +74,14 @@ def list_tokens(
 ) -> int:
     """Tokens that were made, and what became of them; those that are void for a week are left out."""
     from sbctl.cli.authority import enrollment_of
+    from sbctl.cli.enrollment_server import fleet_server
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import print_json, result
     from sbctl.views.enrollment_views import tokens_body, tokens_text
 
     workspace = Workspace(file)
-    rows, now = enrollment_of(workspace, directory).tokens(), workspace.clock.now()
+    server, now = fleet_server(workspace) if directory is None else None, workspace.clock.now()
+    rows = server.tokens() if server is not None else enrollment_of(workspace, directory).tokens()
     if format is OutputFormat.JSON:
         print_json("cluster.token.list", tokens_body(rows, now))
     else:
@@ -90,13 +98,19 @@ def revoke(
 ) -> int:
     """Make a token void, at once. An identity that it gave stays; sbctl cluster revoke takes that away."""
     from sbctl.cli.authority import enrollment_of
+    from sbctl.cli.enrollment_server import fleet_server
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import note, print_json
     from sbctl.views.enrollment_views import token_body
 
     workspace = Workspace(file)
     now = workspace.clock.now()
-    row = enrollment_of(workspace, directory).revoke_token(token_id, now=now)
+    server = fleet_server(workspace) if directory is None else None
+    row = (
+        server.revoke_token(token_id)
+        if server is not None
+        else enrollment_of(workspace, directory).revoke_token(token_id, now=now)
+    )
     if row.node is not None:
         note(f"the token was used already, by {row.node}: sbctl cluster revoke {row.node} takes that identity away")
     else:
