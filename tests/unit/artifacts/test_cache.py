@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.collection import collect, disk_bytes
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.artifacts.pull import import_files, pull
 from sbctl.base.errors import ArtifactError, InputError, RefusedError
@@ -227,6 +228,16 @@ class SharedCache(RuleBasedStateMachine):
                 self.cache.remove(artifact)
                 assert self.cache.entry(artifact) is None
                 del self.facts[artifact]
+
+    @rule(share=st.floats(0, 1), data=st.data())
+    def collect(self, share: float, data: st.DataObject) -> None:
+        configured = frozenset(data.draw(st.sets(st.sampled_from(sorted(self.facts))))) if self.facts else frozenset()
+        budget = max(1, int(disk_bytes(self.cache) * share))
+        found = collect(self.cache, budget, configured=configured)
+        assert not set(found.deleted) & (configured | set(self.leases))
+        assert found.unsatisfied_bytes == max(0, disk_bytes(self.cache) - budget)
+        for artifact in found.deleted:
+            del self.facts[artifact]
 
     @rule(number=st.integers(0, 2))
     def rot(self, number: int) -> None:
