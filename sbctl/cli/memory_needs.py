@@ -78,6 +78,8 @@ class DeploymentNeed:
                 return f"set {words}, or choose {_OTHER_HOST}"
         if self.deployment.model.replicas > 1:
             return f"set fewer replicas, or choose {_OTHER_HOST}"
+        if self.figure.source == "declared":
+            return f"correct memory, or choose {_OTHER_HOST}"
         return f"choose {_OTHER_HOST}; if you know better, say memory: with what a replica needs"
 
 

@@ -86,6 +86,12 @@ def test_nothing_small_enough_names_no_setting(tmp_path: Path) -> None:
     assert "memory:" in need.remedy()
 
 
+def test_a_figure_of_the_operator_is_held_against_the_host_too(tmp_path: Path) -> None:
+    (need,) = needs_of(config(tmp_path, "model: qwen3-8b, memory: 90 GiB").hosts["local"], told()).deployments
+    assert need.short_bytes
+    assert need.remedy().startswith("correct memory, or choose")
+
+
 def test_each_fits_and_both_together_do_not(tmp_path: Path) -> None:
     two = config(tmp_path, "model: qwen3-8b, max_context: 4096", "model: qwen3-8b, max_context: 2048")
     needs = needs_of(two.hosts["local"], told(12))
