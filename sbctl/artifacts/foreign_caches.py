@@ -24,7 +24,7 @@ from sbctl.base.digests import sha256_file
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.reflink import reflink
 
-__all__ = ["Candidate", "ForeignCache", "bring_over", "candidates", "foreign_caches"]
+__all__ = ["Candidate", "ForeignCache", "bring_over", "candidates", "foreign_caches", "measured"]
 
 ForeignKind = Literal["ollama", "lm-studio", "huggingface"]
 
@@ -66,6 +66,12 @@ def foreign_caches(environ: Mapping[str, str]) -> tuple[ForeignCache, ...]:
         if os.path.isabs(text) and os.path.isdir(text):
             found.setdefault(Path(os.path.realpath(text)), ForeignCache(kind, Path(text)))
     return tuple(found.values())
+
+
+def measured(cache: ForeignCache) -> tuple[int, int]:
+    """How many files it has, and their bytes; as far as the bounds of a search reach."""
+    sizes = [size for path in _walk(cache.root) if (size := _size_of(path)) is not None]
+    return len(sizes), sum(sizes)
 
 
 def candidates(

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from yarl import URL
 
+from sbctl.artifacts.foreign_caches import foreign_caches, measured
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_for
 from sbctl.node.devices import NvidiaDevices
 from sbctl.node.snapshot import NodeSnapshot
@@ -58,6 +59,11 @@ def machine_report(
         "model_cache_dir": str(cache),
         "model_cache_exists": cache.is_dir(),
         "model_cache_free_bytes": snapshot.disk.cache_free_bytes,
+        "foreign_model_caches": [
+            {"source": one.kind, "path": str(one.root), "files": files, "total_bytes": total}
+            for one in foreign_caches(environ)
+            for files, total in [measured(one)]
+        ],
         "shared_memory": _shared_memory(),
     }
 

@@ -130,7 +130,7 @@ class NodeProvisioner:
         foreign = await asyncio.to_thread(foreign_caches, os.environ)
         settings = await asyncio.to_thread(self._fetch_settings)
         async with Fetcher(settings) as fetcher:
-            await pull(
+            result = await pull(
                 self._cache,
                 facts,
                 progress=lambda done, total: progress(done, total, name),
@@ -139,6 +139,12 @@ class NodeProvisioner:
                 foreign=foreign,
                 note=lambda sentence: self._log.warning("a source was left", model=name, note=sentence),
             )
+        if result.quarantined:
+            files = ", ".join(map(str, result.quarantined))
+            said = (
+                f"weights of {name} changed after they were published; they were set aside and fetched again: {files}"
+            )
+            self._events.tell(EventKind.WEIGHTS_QUARANTINED, said)
 
     def _make_room(self, fetched: ArtifactFacts) -> None:
         """Within the cache's budget, never at the cost of what a deployment is configured with."""

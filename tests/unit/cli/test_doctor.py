@@ -134,10 +134,15 @@ def test_blockers_are_4_and_with_strict_so_are_warnings(verdict: Any, strict: bo
 
 def test_the_machine_is_told_without_credentials(tmp_path: Path) -> None:
     environ = {"PATH": str(tmp_path), "HF_ENDPOINT": "https://user:pass@hub.example/?key=1", "HF_TOKEN": "hf_secret"}
+    environ["OLLAMA_MODELS"] = str(tmp_path / "ollama")
+    (tmp_path / "ollama" / "blobs").mkdir(parents=True)
+    (tmp_path / "ollama" / "blobs" / "sha256-0").write_bytes(b"12345")
     told = machine_report(snapshot(), GPUS, tmp_path, environ)
     assert told["host"] == {"os": "debian", "arch": "x86_64", "cpu_count": 4, "total_ram_bytes": 16 * GIB}
     assert told["huggingface"] == {"endpoint": "https://hub.example/", "token_present": True, "reachable": None}
     assert told["model_cache_exists"] is True
+    theirs = {"source": "ollama", "path": str(tmp_path / "ollama"), "files": 1, "total_bytes": 5}
+    assert theirs in told["foreign_model_caches"]
     assert not [secret for secret in ("hf_secret", "pass", "key=1") if secret in str(told)]
     llama = told["engines"][0]
     assert (llama["engine"], [way["method"] for way in llama["acquisition"] if way["available"]]) == (
