@@ -59,7 +59,7 @@ class Pull:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024, help="length of the file of the fast server")
-    parser.add_argument("--capped-mib", type=int, default=128, help="length of the file of the capped one")
+    parser.add_argument("--capped-mib", type=int, default=192, help="length of the file of the capped one")
     parser.add_argument("--turns", type=int, default=3, help="the least of so many turns counts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
