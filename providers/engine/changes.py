@@ -18,7 +18,7 @@ from sbctl.engines.release_pins import ArchivePin
 from sbctl.node.messages import Method
 from sbctl.plan.blast_radius import action_radius
 from sbctl.plan.leaves import leaf_changes
-from sbctl.plan.model import UNKNOWN, Action, Change, DiffContext, Leaf, Observed
+from sbctl.plan.model import UNKNOWN, Action, BlastRadius, Change, DiffContext, Leaf, Observed
 from sbctl.plan.paths import join_path
 
 __all__ = ["diff"]
@@ -70,19 +70,29 @@ def _installed(comparison: Comparison, desired: Desired, versions: list[str]) ->
     removed = redo if comparison.context.replace else _never_used_again(comparison, versions)
     gone = bool(drift) and not installed
     action: Action = "replace" if comparison.context.replace else "create" if recorded is None or gone else "update"
+    radius = action_radius("engine", action)
+    restarts = bool(drift) and _anything_runs(comparison)
     return comparison.change(
         action,
         _install_reason(comparison, bool(drift)),
         calls=[*_removals(comparison, removed), *_installs(desired, pins, redo)],
         leaves=(*leaves, *drift.values(), *(() if drift else _file_leaves(desired.spec, pins, redo))),
-        blast_radius=action_radius("engine", action),
+        blast_radius=max(radius, BlastRadius.RESTART) if restarts else radius,
         download_bytes=sum(pin.size_bytes or 0 for version in missing if (pin := pins[version]) is not None) or None,
-        notes=(*_leftover_note(comparison, versions), *_pin_notes(pins, redo)),
+        notes=(
+            *_leftover_note(comparison, versions),
+            *_pin_notes(pins, redo),
+            *(("deployments that run on what is replaced are restarted",) if restarts else ()),
+        ),
         drifted=bool(drift),
         blocked=python_problem(comparison.snapshot.host, desired.spec["python"], desired.spec.get("standalone"))
         if redo and desired.spec["launch"] == "wheel"
         else None,
     )
+
+
+def _anything_runs(comparison: Comparison) -> bool:
+    return any(replica.pid is not None for row in comparison.snapshot.deployments for replica in row.replicas)
 
 
 def _pin_notes(pins: Mapping[str, WheelPin | ArchivePin | None], redo: list[str]) -> tuple[str, ...]:

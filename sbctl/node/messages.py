@@ -339,7 +339,7 @@ class EngineArchive(_Params):
 
 
 class EngineInstall(_Params):
-    """Install an engine of our own. → {"path", "version", "digest"}
+    """Install an engine of our own; deployments that run on what it replaces are restarted. → {"path", "version", "digest", "restarted"}
 
     A wheel (`launch: wheel`) or an archive (`launch: binary`): put by digest, or fetched when `pull`. `libraries` are used only where the
     wheel cannot be loaded without them.

@@ -31,6 +31,7 @@ from sbctl.node.standalone import require_python, sweep_pythons
 from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.engine_archive import install_archive
+from sbctl.runtime.nodeops.engine_users import processes_of, restart_users
 from sbctl.runtime.nodeops.programs import run_program
 from sbctl.runtime.nodeops.snapshot import stored_config
 
@@ -57,18 +58,32 @@ def _launcher_source() -> bytes:
 
 
 def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any]:
-    """An installation that a lost operator began is waited for, and what a killed one has left is removed.
+    """An installation that a lost operator began is waited for, and what a killed one has left is removed. Deployments that run on what was
+    replaced are restarted.
 
     Raises EngineError `engine.install_failed`, HostError `put.missing`, ArtifactError of the fetch, LockedError `host.locked`, SbctlError `disk.*`.
     """
     fs.ensure_directory(context.paths.state)
     deadline_s = _BUILD_DEADLINE_S if params.archive is not None and params.archive.is_source else _INSTALL_DEADLINE_S
+    home = _home(context, params.version)
     with exclusive(context.paths.install_lock, deadline_s=deadline_s, check=context.cancellation.check):
+        before = _inode(home)
         if params.archive is not None:
-            return install_archive(context, params.archive, params.delivery, _home(context, params.version))
-        if params.wheel is not None:
-            return _install_wheel(context, params, params.wheel)
-    raise EngineError("engine.install_failed", "neither a wheel nor an archive was named")
+            answer = install_archive(context, params.archive, params.delivery, home)
+        elif params.wheel is not None:
+            answer = _install_wheel(context, params, params.wheel)
+        else:
+            raise EngineError("engine.install_failed", "neither a wheel nor an archive was named")
+        restarted = restart_users(context, home) if _inode(home) != before else []
+    return {**answer, "restarted": restarted}
+
+
+def _inode(home: Path) -> int | None:
+    """Which directory stands there now."""
+    try:
+        return home.stat().st_ino
+    except OSError:
+        return None
 
 
 def _install_wheel(context: NodeContext, params: EngineInstall, wheel_file: WheelFile) -> dict[str, Any]:
@@ -226,7 +241,7 @@ def remove_engine(context: NodeContext, params: EngineRemove) -> dict[str, Any]:
     home = _home(context, params.version)
     if not home.is_dir():
         return {"removed": False}
-    running = _processes_of(home)
+    running = processes_of(home)
     if running:
         raise RefusedError(
             "engine.in_use",
@@ -242,18 +257,3 @@ def remove_engine(context: NodeContext, params: EngineRemove) -> dict[str, Any]:
         except OSError:
             break
     return {"removed": removed}
-
-
-def _processes_of(home: Path) -> list[int]:
-    """Processes that were started from `home`, by the program they name."""
-    found = []
-    prefix = f"{home}/".encode()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as file:
-                    if file.read(4096).startswith(prefix):
-                        found.append(int(name))
-            except OSError:
-                continue
-    return sorted(found)
