@@ -70,8 +70,12 @@ def _each(places: Sequence[Place], work: Callable[[Place], list[_Row | PlaceErro
     if len(places) == 1:
         found = [guarded(places[0])]
     else:
-        with ThreadPoolExecutor(_PLACES_AT_ONCE, thread_name_prefix="models") as pool:
+        pool = ThreadPoolExecutor(_PLACES_AT_ONCE, thread_name_prefix="models")
+        try:
             found = list(pool.map(guarded, places))
+        finally:
+            # An interrupt is not kept waiting: the lines are closed next, which ends what the threads wait for.
+            pool.shutdown(wait=False, cancel_futures=True)
     for one in (each for results in found for each in results):
         if isinstance(one, PlaceError):
             errors.append(one)
