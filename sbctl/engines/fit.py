@@ -16,8 +16,10 @@ from sbctl.artifacts.formats.ggml_types import row_bytes
 from sbctl.artifacts.formats.shape import Certainty, LayerShape, ModelShape, least_certain
 from sbctl.base.limits import MIB
 
-__all__ = ["LaunchShape", "MemoryNeed", "need_of", "with_margin"]
+__all__ = ["CONTEXT_CHECKPOINTS", "LaunchShape", "MemoryNeed", "need_of", "with_margin"]
 
+CONTEXT_CHECKPOINTS: Final = 4
+"""Kept of each slot, of a context that cannot be rolled back (windows, states). The engine's own 32 would be gigabytes that nobody planned."""
 _CELLS_STEP: Final = 256
 _PROCESS_BYTES: Final = 64 * MIB
 _TOKEN_BYTES: Final = 512

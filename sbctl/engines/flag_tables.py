@@ -87,6 +87,7 @@ FLAG_VALUES: Final[Mapping[str, Value | None]] = {
     "--mlock": None,
     "--fit": Value(words=("off",)),
     "--cache-ram": _COUNT,
+    "--ctx-checkpoints": Value(0, 1024),
     "--no-context-shift": None,
     "--offline": None,
     "--no-ui": None,
@@ -112,7 +113,7 @@ REFUSED_FLAGS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("--tools", "--agent", "--mcp-servers-config", "--mcp-servers-json", "--ui-mcp-proxy"), _CODE),
     **dict.fromkeys(("--media-path", "--slot-save-path", "--log-prompts-dir", "--log-file", "--lookup-cache-dynamic"), _FILES),
     **dict.fromkeys(("--model", "--lora", "--lora-scaled", "--chat-template-file", "--grammar-file"), _FILES),
-    **dict.fromkeys(("--ctx-size", "--parallel", "--kv-unified", "--fit", "--cache-ram", "--n-gpu-layers"), _MEMORY),
+    **dict.fromkeys(("--ctx-size", "--parallel", "--kv-unified", "--fit", "--cache-ram", "--ctx-checkpoints", "--n-gpu-layers"), _MEMORY),
     **dict.fromkeys(("--override-tensor", "--override-kv", "--sleep-idle-seconds", "--cache-type-k", "--cache-type-v"), _MEMORY),
 }  # fmt: skip
 """Flags that users ask for and do not get, with the reason; whatever else is not on the list of `flags` is refused without one."""

@@ -15,6 +15,7 @@ from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.errors import EngineError
 from sbctl.engines.detect import find_engine
 from sbctl.engines.driver import EngineSite, EngineWish
+from sbctl.engines.fit import CONTEXT_CHECKPOINTS
 from sbctl.engines.flag_tables import FLAG_VALUES, flag_table, kv_cache_type
 from sbctl.engines.flags import ExtraFlag, parse_extra_args
 from sbctl.engines.model import (
@@ -104,6 +105,7 @@ class LlamaCpp:
             *_kept(request, extra),
             ("--fit", "off"),
             ("--cache-ram", str(request.prompt_cache_mib)),
+            ("--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)),
             ("--no-context-shift", None),
             ("--offline", None),
             ("--no-ui", None),

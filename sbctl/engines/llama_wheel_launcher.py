@@ -88,6 +88,7 @@ FLAGS: dict[str, Callable[[str], Any] | None] = {
     "--load-mode": _choice("auto", "none", "mmap", "mlock", "mmap+mlock"),
     "--fit": _choice("on", "off"),
     "--cache-ram": _count,
+    "--ctx-checkpoints": _count,
     "--no-context-shift": None,
     "--offline": None,
     "--no-ui": None,
@@ -172,6 +173,7 @@ def _common_params(given: dict[str, Any], xllamacpp: Any) -> Any:
     params.load_mode = getattr(xllamacpp.llama_load_mode, f"LLAMA_LOAD_MODE_{mode}")
     params.fit_params = given.get("--fit", "off") == "on"
     params.cache_ram_mib = given.get("--cache-ram", 0)
+    params.n_ctx_checkpoints = given.get("--ctx-checkpoints", 0)
     params.ctx_shift = False
     params.offline = True
     params.ui = False

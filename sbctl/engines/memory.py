@@ -16,7 +16,7 @@ from sbctl.artifacts.formats.shape import Certainty, ModelShape
 from sbctl.base.digests import fingerprint
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import EngineError
-from sbctl.engines.fit import LaunchShape, MemoryNeed, need_of
+from sbctl.engines.fit import CONTEXT_CHECKPOINTS, LaunchShape, MemoryNeed, need_of
 from sbctl.engines.flag_tables import kv_cache_type
 from sbctl.engines.flags import parse_extra_args
 
@@ -58,6 +58,7 @@ class ReplicaLaunch:
             value_type=kind,
             ubatch=ubatch,
             device_layers=_ALL_LAYERS if self.on_device else 0,
+            checkpoints=CONTEXT_CHECKPOINTS,
             logit_rows=None if self.launch == "wheel" else ubatch,
         )
 
@@ -109,6 +110,7 @@ class Figure:
             "context": need.context + need.device_context,
             "compute": need.compute + need.device_compute,
             "process": need.process,
+            "checkpoints": need.checkpoints,
         }
         return {name: size for name, size in found.items() if size}
 

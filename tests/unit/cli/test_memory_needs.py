@@ -57,7 +57,7 @@ def told(memory_gib: float = 64, **given: Any) -> NodeSnapshot:
         ("model: qwen3-8b, max_context: 8192, kv_quant: int4", 5.28, "estimate"),
         ("model: qwen3-8b, max_context: 8192, max_concurrency: 4", 9.46, "estimate"),
         ("model: qwen3-30b-a3b", 21.3, "estimate"),
-        ("model: gpt-oss-20b", 14.39, "estimate"),
+        ("model: gpt-oss-20b", 14.59, "estimate"),
         ("model: qwen3-8b, memory: 7.5 GiB", 7.5, "declared"),
     ],
 )

@@ -51,6 +51,7 @@ def test_the_whole_command_line() -> None:
         *("--threads", "7", "--threads-batch", "7", "--threads-http", "8"),
         *("--batch-size", "2048", "--ubatch-size", "512", "--n-gpu-layers", "0"),
         *("--flash-attn", "auto", "--load-mode", "auto", "--fit", "off", "--cache-ram", "0"),
+        *("--ctx-checkpoints", "4"),
         *("--no-context-shift", "--offline", "--no-ui", "--warmup", "--metrics", "--slots"),
     )
 
