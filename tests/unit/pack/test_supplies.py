@@ -71,6 +71,9 @@ def test_an_engine_is_found_by_name_and_digest(tmp_path: Path) -> None:
     for name, digest in ((ENGINE, "0" * 64), ("other-1.0-py3-none-any.whl", digest_of(ENGINE))):
         with pytest.raises(InputError, match=r"engine 1\.0"):
             supplies.engine_wheel("engine", "1.0", name, digest, _ignore)
+    assert supplies.engine_archive("https://elsewhere.example/x", ENGINE, digest_of(ENGINE), _ignore) == path
+    with pytest.raises(InputError, match=r"llama\.tar\.gz"):
+        supplies.engine_archive("https://elsewhere.example/x", "llama.tar.gz", "0" * 64, _ignore)
 
 
 def test_weights_stay_where_they_are_and_no_copy_is_made(tmp_path: Path) -> None:
