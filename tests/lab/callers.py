@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import select
+import ssl
 import threading
 from datetime import UTC, datetime
 from typing import Self
@@ -21,8 +22,17 @@ class Load:
     As every pool of connections does, a caller looks before it uses a kept one again: a server may close what was idle.
     """
 
-    def __init__(self, address: str, *, model: str | None = None, port: int = PORT, host: str = "ai.internal") -> None:
-        """`model`: ask it for completions; without one, only whether the runtime lives. `host`: the origin that is asked."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        model: str | None = None,
+        port: int = PORT,
+        host: str = "ai.internal",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`model`: ask it for completions; without one, only whether the runtime lives. `host`: the origin that is asked. `tls`: over https."""
+        self._tls = tls
         self._address = address
         self._port = port
         self._host = host
@@ -43,7 +53,7 @@ class Load:
             thread.join()
 
     def _call(self, keep: bool) -> None:
-        connection = http.client.HTTPConnection(self._address, self._port, timeout=ANSWER_S)
+        connection = self._connection()
         while not self._stop.wait(0.01):
             if _was_closed(connection):
                 connection.close()
@@ -61,6 +71,11 @@ class Load:
             if not keep:
                 connection.close()
         connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._tls is not None:
+            return http.client.HTTPSConnection(self._address, self._port, timeout=ANSWER_S, context=self._tls)
+        return http.client.HTTPConnection(self._address, self._port, timeout=ANSWER_S)
 
     def _ask(self, connection: http.client.HTTPConnection) -> None:
         if self._model is None:

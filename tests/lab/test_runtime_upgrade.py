@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +13,14 @@ import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import HostError, SbctlError
+from sbctl.base.secret import Secret
 from sbctl.remote.session import HostSession, open_session
 from tests.lab.callers import Load
 from tests.lab.fixture import Lab, LabHost
-from tests.lab.runtime_host import LINEAGE, activation, await_healthy, call, install
+from tests.lab.runtime_host import LINEAGE, activation, await_healthy, call, install, no_progress
 from tests.lab.serving_host import WHEEL, Host
 from tests.simulators.other_wheel import BROKEN_SERVE, other_wheel
+from tests.simulators.public_ca import Issued, issue, public_ca
 from tests.simulators.runtime_world import weights
 
 pytestmark = pytest.mark.lab
@@ -90,6 +94,67 @@ def test_engines_answer_through_three_upgrades_and_a_broken_one_and_keep_their_p
     assert load.failures == [], host.ssh("journalctl -u sbctl-runtime --no-pager -n 80 -o short-precise")
     assert load.answered > 50
     call(session, "bundle.clear", {})
+
+
+NAME = "ai.example.com"
+SECURED: dict[str, Any] = {**OPEN, "https_bind_port": 8443}
+LIVE = "/etc/letsencrypt/live/ai"
+
+
+def send_certificate(session: HostSession, made: Issued) -> str:
+    params = {"lineage": LINEAGE, "chain": made.chain.decode()}
+    secrets = {"tls_key": Secret(made.key)}
+    told = session.call("runtime.certificate", params, secrets=secrets, deadline_s=120.0, progress=no_progress)
+    return str(told["fingerprint"])
+
+
+def keep_on_host(host: LabHost, made: Issued) -> None:
+    """As certbot does: files that only root may read, and links that are replaced one after the other."""
+    for name, data in (("fullchain", made.chain), ("privkey", made.key)):
+        host.ssh(
+            f"umask 077; mkdir -p {LIVE} && n=$(mktemp /etc/letsencrypt/{name}.XXXXXX) && "
+            f"echo {base64.b64encode(data).decode()} | base64 -d > $n && "
+            f"ln -s $n {LIVE}/.{name} && mv -T {LIVE}/.{name} {LIVE}/{name}.pem",
+        )
+
+
+def test_https_through_an_upgrade_and_renewals_loses_no_request(
+    session: HostSession, host: LabHost, tmp_path: Path
+) -> None:
+    """The socket unit owns the port, root's file comes as a credential, and files that only root may read are watched."""
+    trusted = ssl.create_default_context(cadata=public_ca().decode())
+    trusted.check_hostname = False
+    reinstall(session, tmp_path, NEXT)
+    first = send_certificate(session, issue(NAME))
+    call(session, "runtime.activate", activation(**SECURED))
+    assert session.snapshot(60.0).runtime.tls.used == first  # type: ignore[union-attr]
+    assert host.ssh("stat -c '%U %a' /etc/sbctl/secrets/tls_api.pem").strip() == "root 600"
+    with Load(host.address, port=8443, tls=trusted) as load:
+        call(session, "runtime.activate", activation(NEXT, **SECURED))
+        second = send_certificate(session, issue(NAME))
+        assert session.snapshot(60.0).runtime.tls.used == second  # type: ignore[union-attr]
+        keep_on_host(host, issue(NAME))
+        files = {"tls_cert_file": f"{LIVE}/fullchain.pem", "tls_key_file": f"{LIVE}/privkey.pem"}
+        call(session, "runtime.activate", activation(NEXT, **SECURED, **files))
+        before = session.snapshot(60.0).runtime.tls
+        assert before is not None
+        assert before.followed
+        assert before.used not in (first, second)
+        keep_on_host(host, issue(NAME))
+        end_s = SYSTEM_CLOCK.monotonic_s() + 120.0
+        while (found := session.snapshot(60.0).runtime.tls) is None or found.used == before.used:
+            assert SYSTEM_CLOCK.monotonic_s() < end_s, host.ssh(
+                "systemctl status sbctl-public-tls.* --no-pager -l; true"
+            )
+            SYSTEM_CLOCK.sleep_s(0.5)
+        assert found.used == found.installed
+    assert load.failures == [], host.ssh("journalctl -u sbctl-runtime --no-pager -n 80 -o short-precise")
+    assert load.answered > 50
+    exposure = host.ssh("systemd-analyze security sbctl-public-tls.service --no-pager | tail -1")
+    assert float(exposure.split(":")[1].split()[0]) <= 2.0, exposure
+    call(session, "runtime.activate", activation(NEXT, **OPEN))
+    assert host.ssh("ls /etc/sbctl/secrets; ls /etc/systemd/system").split().count("tls_api.pem") == 0
+    assert "sbctl-public-tls" not in host.ssh("ls /etc/systemd/system")
 
 
 def test_a_broken_upgrade_is_taken_back_and_no_request_is_lost(
