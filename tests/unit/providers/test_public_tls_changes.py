@@ -80,7 +80,7 @@ def test_files_that_changed_since_the_plan_make_it_stale(world: ProviderWorld, t
     renew(tmp_path)
     result = world.execute(plan)
     assert result.status != "applied"
-    assert "tls.changed" in {one.error.code for one in result.changes if one.error is not None}
+    assert "tls.changed" in {one.cause.code for one in result.changes if one.cause is not None}
 
 
 def test_neither_plan_nor_state_holds_anything_of_the_key(world: ProviderWorld, tmp_path: Path) -> None:
