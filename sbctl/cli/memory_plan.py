@@ -45,8 +45,19 @@ def _told(change: Change, needs: HostNeeds, snapshot: NodeSnapshot | None) -> Ch
     need = needs.of(change.address.name or "")
     if need is None or snapshot is None:
         return change
-    others = tuple(said for said in change.notes if not said.startswith("memory"))
+    others = [said for said in change.notes if not said.startswith("memory")]
+    if any(said.startswith("rollout rolling") for said in others):
+        others += _both(change, needs, snapshot)
     return replace(change, memory_bytes=need.figure.total_bytes, notes=(_sentence(need, needs, snapshot), *others))
+
+
+def _both(change: Change, needs: HostNeeds, snapshot: NodeSnapshot) -> Iterator[str]:
+    """While the new replica is proven the old one still has its memory."""
+    state = next((one for one in snapshot.deployments if one.deployment == change.address.name), None)
+    held = 0 if state is None else max((replica.memory_bytes or 0 for replica in state.replicas), default=0)
+    short = needs.host_bytes + held - needs.usable_host_bytes
+    if held and not needs.short_bytes and short > 0:
+        yield f"old and new together are {format_bytes(short)} more than may be used here; rollout: recreate stops the old one first"
 
 
 def _sentence(need: DeploymentNeed, needs: HostNeeds, snapshot: NodeSnapshot) -> str:

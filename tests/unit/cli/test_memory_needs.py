@@ -19,9 +19,17 @@ from sbctl.config.compiled import CompiledConfig
 from sbctl.config.load import load
 from sbctl.engines.memory import ReplicaLaunch, memory_key, smaller_launches
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
-from sbctl.node.snapshot import ArtifactState, HostFacts, MemoryRecord, NodeSnapshot
+from sbctl.node.snapshot import (
+    ArtifactState,
+    DeploymentState,
+    HostFacts,
+    MemoryRecord,
+    NodeSnapshot,
+    ReplicaState,
+    RuntimeState,
+)
 from sbctl.plan.build import build_plan
-from sbctl.plan.inputs import PlanInputs
+from sbctl.plan.inputs import PlanInputs, recorded_from
 from sbctl.plan.policy import plan_exit_code
 
 
@@ -204,12 +212,20 @@ def test_max_context_is_what_the_runtime_is_told(tmp_path: Path) -> None:
     assert "memory" not in member.spec
 
 
-def _plan(made: CompiledConfig, snapshot: NodeSnapshot) -> Any:
+def _serving(**given: Any) -> NodeSnapshot:
+    """A host whose runtime is up."""
+    return told(12, **given).model_copy(
+        update={"bootstrapped": True, "runtime": RuntimeState(running=True, healthy=True)}
+    )
+
+
+def _plan(made: CompiledConfig, snapshot: NodeSnapshot, *, before: CompiledConfig | None = None) -> Any:
     snapshots = {"local": snapshot}
+    base = () if before is None else desired_of(replace(before, lineage="l", signers={"a": "b"}))
     inputs = PlanInputs(
         mode="apply",
         desired=desired_of(replace(made, lineage="l", signers={"a": "b"})),
-        recorded={},
+        recorded=recorded_from(base),
         snapshots=snapshots,
         hosts={name: host.connection for name, host in made.hosts.items()},
         lineage=None,
@@ -234,6 +250,18 @@ def test_a_plan_says_what_each_deployment_needs_and_exits_4_where_it_cannot_be(t
     (sentence,) = short.unfit
     assert sentence.startswith("local cannot hold d0: qwen3-8b:q4_k_m needs")
     assert "set kv_quant: int8" in sentence or "set max_context" in sentence
+
+
+def test_a_plan_says_when_old_and_new_together_are_too_much(tmp_path: Path) -> None:
+    before = config(tmp_path, "model: qwen3-8b, max_context: 8192")
+    after = config(tmp_path, "model: qwen3-8b, max_context: 4096")
+    for held, told_so in ((6 * GIB, True), (None, False)):
+        replica = ReplicaState(state="ready", memory_bytes=held)
+        snapshot = _serving(deployments=(DeploymentState(deployment="d0", state="ready", replicas=(replica,)),))
+        plan = _plan(after, snapshot, before=before)
+        (row,) = (change for change in plan.changes if change.address.kind == "deployment")
+        assert any(said.startswith("old and new together are") for said in row.notes) is told_so
+        assert not plan.unfit
 
 
 def test_a_plan_names_a_host_that_cannot_hold_all_at_once(tmp_path: Path) -> None:
