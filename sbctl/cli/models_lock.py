@@ -40,14 +40,15 @@ def wanted_models(config: CompiledConfig) -> Iterator[WantedModel]:
 
 def _of_host(host: CompiledHost) -> Iterator[WantedModel]:
     for deployment in host.deployments.values():
-        entry = host.catalog.entries.get(deployment.artifact.model)
-        yield WantedModel(
-            facts=deployment.artifact,
-            engine=deployment.engine,
-            engine_version=_version(deployment),
-            engine_image=deployment.engine_policy.image,
-            catalog_revision=entry.revision if entry is not None else "",
-        )
+        for facts in deployment.artifacts:
+            entry = host.catalog.entries.get(facts.model)
+            yield WantedModel(
+                facts=facts,
+                engine=deployment.engine,
+                engine_version=_version(deployment),
+                engine_image=deployment.engine_policy.image,
+                catalog_revision=entry.revision if entry is not None else "",
+            )
 
 
 def _version(deployment: CompiledDeployment) -> str | None:

@@ -193,9 +193,13 @@ def _has_runtime(environ: Mapping[str, str]) -> bool:
     return os.path.lexists(node_paths(os.getuid(), environ).opt / "current")
 
 
+def _needed(host: CompiledHost) -> frozenset[str]:
+    return frozenset(facts.artifact for one in host.deployments.values() for facts in one.artifacts)
+
+
 def _local_door(workspace: Workspace, cache_dir: Path | None, here: CompiledHost | None) -> LocalDoor:
     cache = here.model_host.cache if here is not None else None
-    configured = frozenset(one.artifact.artifact for one in here.deployments.values()) if here is not None else None
+    configured: frozenset[str] = frozenset() if here is None else _needed(here)
     written = cache.directory if cache is not None else None
     root = cache_dir or (Path(written) if written else node_paths(os.getuid(), workspace.environ).models)
     budget_gib = cache.budget_gib if cache is not None else None
@@ -203,7 +207,7 @@ def _local_door(workspace: Workspace, cache_dir: Path | None, here: CompiledHost
         CacheCalls(
             ArtifactCache(Path(os.path.abspath(root)), workspace.clock),
             workspace.environ,
-            configured=configured or frozenset(),
+            configured=configured,
             budget_bytes=None if budget_gib is None or cache_dir is not None else max(1, round(budget_gib * GIB)),
             offline=here.model_host.offline if here is not None else False,
         ),

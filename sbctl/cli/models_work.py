@@ -266,7 +266,8 @@ def _wanted(place: Place, request: PullRequest) -> list[tuple[ArtifactFacts, str
             found[one.facts.artifact] = (one.facts, one.engine)
         return list(found.values())
     if place.host is not None:
-        found.update({one.artifact.artifact: (one.artifact, one.engine) for one in place.host.deployments.values()})
+        for one in place.host.deployments.values():
+            found.update({facts.artifact: (facts, one.engine) for facts in one.artifacts})
     for name, entry in sorted(place.catalog.entries.items()):
         resolved = _resolved(place, name) if request.everything or entry.model.pull == "on_boot" else None
         if resolved is not None:

@@ -38,4 +38,5 @@ def refuse_drifted_models(settings: Settings, config_file: Path | None) -> None:
 def _wanted(settings: Settings) -> Iterator[WantedModel]:
     members = settings.content.deployments.values() if settings.content is not None else ()
     for member in members:
-        yield WantedModel(member.artifact, member.engine.engine, member.engine.version)
+        for facts in (member.artifact, *(adapter.artifact for adapter in member.adapters)):
+            yield WantedModel(facts, member.engine.engine, member.engine.version)
