@@ -185,3 +185,29 @@ def test_a_copy_of_the_authority_that_is_older_than_an_identity_does_not_pretend
         revoke_newest(authority, "gpu-a", recorded, reason="lost", now=now)
     assert caught.value.code == "authority.outdated"
     assert not authority.revocations()[1].entries
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("rotate", "gw-a"), ("rotate", "--ca"), ("revoke", "gw-a"), ("token", "create"), ("status",), ("init",)],
+    ids=" ".join,
+)
+def test_with_a_PKI_of_ones_own_there_is_no_authority_to_ask(here: Path, words: tuple[str, ...]) -> None:
+    own = "{mode: manual, ca_file: ca.pem, cert_file: n.pem, key_file: 'file:n.key'}"
+    (here / "sb.yml").write_text(f"fleet: {{name: prod, identity: {own}}}\nproxy: {{http_bind_port: 8080}}\n")
+    assert refused("cluster", *words).code == "identity.own_pki"
+
+
+@pytest.mark.parametrize("words", [("create",), ("list",), ("revoke", "0011223344556677")], ids=" ".join)
+def test_tokens_of_a_server_that_no_apply_set_up_are_refused_with_the_way_there(
+    here: Path, words: tuple[str, ...]
+) -> None:
+    pin = "SHA256:" + "A" * 43
+    (here / "sb.yml").write_text(
+        "fleet: {name: prod, identity: {enroll: {host: gw-a}}, ssh: {identity_file: /k},"
+        f' hosts: {{gw-a: {{address: 10.0.0.1, host_key: "{pin}", roles: [gateway, authority]}}}}}}\n'
+        "proxy: {http_bind_port: 8080}\n"
+    )
+    assert sbctl("cluster", "init") == 0
+    error = refused("cluster", "token", *words)
+    assert (error.code, error.next_step) == ("enrollment.not_applied", "sbctl apply")
