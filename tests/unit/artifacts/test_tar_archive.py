@@ -85,7 +85,7 @@ def test_F17_an_archive_that_is_not_plain_is_refused_and_leaves_nothing_outside(
     assert not any(path.is_symlink() for path in target.rglob("*"))
 
 
-@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"no tar" * 200)])
+@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"no tar" * 200, mtime=0)])
 def test_what_is_no_archive_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.tar.gz").write_bytes(data)
     (tmp_path / "out").mkdir()
