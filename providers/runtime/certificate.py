@@ -16,11 +16,19 @@ from sbctl.plan.model import Leaf, Step
 from sbctl.provider import PerformContext
 from sbctl.trust.public_certificate import check_pair
 
-__all__ = ["certificate_call", "certificate_drift", "only_certificate", "send_certificate", "used_drift"]
+__all__ = [
+    "certificate_call",
+    "certificate_drift",
+    "certificate_note",
+    "only_certificate",
+    "send_certificate",
+    "used_drift",
+]
 
 TLS_KEY: Final = "tls_key"
 """The name under which the private key travels."""
 _DEADLINE_S: Final = 60.0
+_NAMES_SHOWN: Final = 5
 
 
 def certificate_call(desired: Desired) -> Call | None:
@@ -30,6 +38,17 @@ def certificate_call(desired: Desired) -> Call | None:
         return None
     params = {"lineage": desired.spec["config"]["lineage"], **tls}
     return Call(Method.RUNTIME_CERTIFICATE, params, "install the public certificate", deadline_s=_DEADLINE_S)
+
+
+def certificate_note(desired: Desired) -> tuple[str, ...]:
+    """What clients will see, where a plan shows no single values."""
+    tls = desired.spec["tls"]
+    if tls is None:
+        return ()
+    certificate = tls["certificate"]
+    names = ", ".join(certificate["names"][:_NAMES_SHOWN]) + (" …" if len(certificate["names"]) > _NAMES_SHOWN else "")
+    until, fingerprint = certificate["not_after"][:10], certificate["fingerprint"][:32]
+    return (f"certificate: for {names}, by {certificate['issuer']}, until {until}, SHA-256 {fingerprint}",)
 
 
 def only_certificate(leaves: tuple[Leaf, ...], desired: Desired) -> bool:

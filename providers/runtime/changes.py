@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from providers.comparison import Blocked, Call, Comparison, Downtime, gone_leaves, new_leaves
-from providers.runtime.certificate import certificate_call, certificate_drift, only_certificate, used_drift
+from providers.runtime.certificate import (
+    certificate_call,
+    certificate_drift,
+    certificate_note,
+    only_certificate,
+    used_drift,
+)
 from providers.runtime.spec import fields_for_reader
 from providers.runtime_wheels import delivery_problem, install_call, runs_on
 from providers.standalone_python import standalone_label
@@ -57,7 +63,7 @@ def _created(comparison: Comparison, desired: Desired) -> Change:
         calls=_activation(comparison, desired, "start the runtime"),
         leaves=new_leaves(fields_for_reader(desired.spec)),
         blast_radius=action_radius("runtime", "create"),
-        notes=(*_python_note(desired), *_reboot_note(comparison)),
+        notes=(*_python_note(desired), *certificate_note(desired), *_reboot_note(comparison)),
         drifted=gone,
         blocked=delivery_problem(comparison, desired.spec),
     )

@@ -45,6 +45,7 @@ def test_the_plan_shows_the_certificate_and_it_is_there_before_the_runtime_start
     assert shown["certificate.subject"] == "localhost"
     assert shown["certificate.issuer"] == "Test Intermediate"
     assert {"certificate.not_after", "certificate.fingerprint", "certificate.key"} <= set(shown)
+    assert any(note.startswith("certificate: for localhost, by Test Intermediate, until 2") for note in change.notes)
     assert methods(change)[-2:] == ["runtime.certificate", "runtime.activate"]
     assert world.apply().status == "applied"
     assert world.settled()
