@@ -140,9 +140,14 @@ def read_head(data: bytes) -> RequestHead:
         target.partition(b"?")[0].decode("ascii"),
         fields,
         minor=int(version[2]),
-        keep_alive=parser.should_keep_alive(),
+        keep_alive=_keeps(fields.get(b"connection", b""), version),
         length=_length(fields.get(b"content-length")),
     )
+
+
+def _keeps(connection: bytes, version: str) -> bool:
+    words = {word.strip() for word in connection.lower().split(b",")}
+    return b"close" not in words and (version == "1.1" or b"keep-alive" in words)
 
 
 def _length(value: bytes | None) -> int | None:
