@@ -266,8 +266,8 @@ def _wanted(place: Place, request: PullRequest) -> list[tuple[ArtifactFacts, str
             found[one.facts.artifact] = (one.facts, one.engine)
         return list(found.values())
     if place.host is not None:
-        for one in place.host.deployments.values():
-            found.update({facts.artifact: (facts, one.engine) for facts in one.artifacts})
+        for deployment in place.host.deployments.values():
+            found.update({facts.artifact: (facts, deployment.engine) for facts in deployment.artifacts})
     for name, entry in sorted(place.catalog.entries.items()):
         resolved = _resolved(place, name) if request.everything or entry.model.pull == "on_boot" else None
         if resolved is not None:

@@ -96,6 +96,7 @@ class Daemon:
             by_hand=settings.started_by_hand,
             events=self._events,
             fetch_settings=lambda: host_fetch_settings(config, paths, os.environ),
+            metrics=self._metrics.weights,
         )
         self._reconciler = Reconciler(
             scope=config.host,

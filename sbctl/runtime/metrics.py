@@ -17,6 +17,7 @@ from sbctl.runtime.gateway.ports import Outcome
 from sbctl.runtime.public_tls import PublicTls
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.runtime.weight_metrics import WeightMetrics
 
 __all__ = ["RuntimeMetrics"]
 
@@ -125,6 +126,7 @@ class RuntimeMetrics:
             ["deployment", "kind"],
             registry=self._registry,
         )
+        self.weights = WeightMetrics(self._registry)
         self._rows: dict[str, _Row] = {}
         self._broken = Counter(
             "sbctl_broken_streams_total",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from prometheus_client import CollectorRegistry
 
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.cache_calls import collected
@@ -18,7 +19,7 @@ from sbctl.artifacts.foreign_caches import foreign_caches
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.pull import pull
 from sbctl.base.display import format_bytes
-from sbctl.base.errors import ArtifactError, EngineError
+from sbctl.base.errors import ArtifactError, EngineError, SbctlError
 from sbctl.base.flock import FileLock
 from sbctl.engines.detect import find_llama_server
 from sbctl.engines.driver import EngineDriver, EngineSite, EngineWish
@@ -32,6 +33,7 @@ from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.listener_proof import free_loopback_port
 from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Prepared, Progress
+from sbctl.runtime.weight_metrics import WeightMetrics
 from sbctl.trust.bundle import DeploymentMember, EnginePolicy
 
 __all__ = ["NodeProvisioner"]
@@ -58,6 +60,7 @@ class NodeProvisioner:
         by_hand: bool = False,
         events: EventSink = NO_EVENTS,
         fetch_settings: Callable[[], FetchSettings] = _no_settings,
+        metrics: WeightMetrics | None = None,
     ) -> None:
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
@@ -66,6 +69,7 @@ class NodeProvisioner:
         self._by_hand = by_hand
         self._events = events
         self._fetch_settings = fetch_settings
+        self._metrics = metrics if metrics is not None else WeightMetrics(CollectorRegistry())
         self._used: frozenset[str] | None = None
         """As `keep_only` said last."""
         self._new_socket = new_socket
@@ -113,19 +117,32 @@ class NodeProvisioner:
         entry = await asyncio.to_thread(self._cache.entry, facts.artifact)
         if entry is None or entry.state != "ready":
             if member.pull == "manual":
-                raise ArtifactError(
+                missing = ArtifactError(
                     "artifact_not_ready",
                     f"{facts.model}:{facts.variant} is not in this host's cache, and the deployment says pull: manual",
                     next_step="pull it, or set pull to on_boot or on_demand",
                 )
-            await self._pull(facts, progress)
+                self._metrics.failed(missing)
+                raise missing
+            began_s = asyncio.get_running_loop().time()
+            try:
+                downloaded_bytes = await self._pull(facts, progress)
+            except SbctlError as error:
+                self._metrics.pull_failed(error)
+                raise
+            self._metrics.pulled(downloaded_bytes, asyncio.get_running_loop().time() - began_s)
             await asyncio.to_thread(self._make_room, facts)
         if facts.artifact not in self._leases:
             self._leases[facts.artifact] = self._cache.lease(facts.artifact)
-        snapshot = await asyncio.to_thread(self._cache.require, facts.artifact)
+        try:
+            snapshot = await asyncio.to_thread(self._cache.require, facts.artifact)
+        except SbctlError as error:
+            self._metrics.failed(error)
+            raise
         return snapshot / weight_file(facts)
 
-    async def _pull(self, facts: ArtifactFacts, progress: Progress) -> None:
+    async def _pull(self, facts: ArtifactFacts, progress: Progress) -> int:
+        """How many bytes came over the network."""
         name = f"{facts.model}:{facts.variant}"
         foreign = await asyncio.to_thread(foreign_caches, os.environ)
         settings = await asyncio.to_thread(self._fetch_settings)
@@ -145,6 +162,7 @@ class NodeProvisioner:
                 f"weights of {name} changed after they were published; they were set aside and fetched again: {files}"
             )
             self._events.tell(EventKind.WEIGHTS_QUARANTINED, said)
+        return result.downloaded_bytes
 
     def _make_room(self, fetched: ArtifactFacts) -> None:
         """Within the cache's budget, never at the cost of what a deployment is configured with."""

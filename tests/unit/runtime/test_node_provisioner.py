@@ -1,0 +1,125 @@
+"""Weights for replicas: fetched within the cache's budget, never at the cost of what is configured or leased; counted and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.error_kinds import ERROR_KINDS, error_kind
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.errors import ArtifactError, SbctlError
+from sbctl.node.paths import NodePaths
+from sbctl.node.records import EventKind
+from sbctl.runtime.node_provisioner import NodeProvisioner
+from sbctl.runtime.provision import quiet
+from sbctl.runtime.weight_metrics import WeightMetrics
+from tests.simulators.runtime_world import Operator, content, member, weights
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.kinds: list[EventKind] = []
+
+    def tell(self, kind: EventKind, message: str, **_about: Any) -> None:
+        self.kinds.append(kind)
+
+
+class World:
+    """A node without engines; the cache is real."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.root = root
+        self.paths = NodePaths(root / "etc", root / "state", root / "cache", root / "opt")
+        self.paths.state.mkdir()
+        self.heard, registry = Heard(), CollectorRegistry()
+        self.metrics = lambda: generate_latest(registry).decode()
+        self.cache = ArtifactCache(self.paths.models)
+        self.provisioner = NodeProvisioner(
+            self.paths,
+            self.paths.models,
+            lambda: root / "socket",
+            events=self.heard,
+            metrics=WeightMetrics(registry),
+            **options,
+        )
+
+        async def found(_member: Any) -> Any:
+            return None
+
+        monkeypatch.setattr(self.provisioner, "check_engine", found)
+
+    def facts(self, name: str) -> ArtifactFacts:
+        return weights(self.root, name)
+
+    async def prepare(self, facts: ArtifactFacts, **changes: Any) -> Path:
+        prepared = await self.provisioner.prepare(member(facts, "/opt/llama-server", **changes), quiet)
+        return prepared.weights
+
+    def accept(self, **deployments: ArtifactFacts) -> None:
+        desired = content({name: member(facts, "/opt/llama-server") for name, facts in deployments.items()})
+        self.paths.bundle.write_text(Operator().bundle(desired, 1))
+
+    def kept(self) -> set[str]:
+        return {entry.artifact for entry in self.cache.entries()}
+
+
+async def test_an_on_demand_pull_makes_room_and_takes_nothing_that_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, budget_bytes=1)
+    leased, configured, gone, last = (world.facts(name) for name in ("leased", "configured", "gone", "last"))
+    world.accept(chat=configured)
+    await world.prepare(leased)
+    await world.prepare(configured)
+    world.provisioner.keep_only(frozenset({leased.artifact}))
+    await world.prepare(gone)
+    world.provisioner.keep_only(frozenset({leased.artifact}))
+    assert (await world.prepare(last)).read_bytes().startswith(b"GGUF")
+    assert world.kept() == {leased.artifact, configured.artifact, last.artifact}
+    assert EventKind.WEIGHTS_COLLECTED in world.heard.kinds
+
+
+async def test_what_cannot_be_made_ready_is_counted_by_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, offline=True)
+    far = world.facts("far").model_copy(update={"source": "https://weights.example/far.gguf"})
+    with pytest.raises(ArtifactError) as caught:
+        await world.prepare(far)
+    assert caught.value.code == "artifact.offline_missing"
+    with pytest.raises(ArtifactError) as caught:
+        await world.prepare(far, pull="manual")
+    assert caught.value.code == "artifact_not_ready"
+    told = world.metrics()
+    for kind in ("offline_artifact_missing", "manual_artifact_missing"):
+        assert f'artifact_errors_total{{artifact_error_kind="{kind}"}} 1.0' in told
+    assert "weight_download_failures_total 1.0" in told
+
+
+async def test_damage_that_a_start_finds_is_told_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, monkeypatch)
+    facts = world.facts("tiny")
+    path = await world.prepare(facts)
+    good = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(good[:-1] + b"x")
+    assert (await world.prepare(facts)).read_bytes() == good
+    assert EventKind.WEIGHTS_QUARANTINED in world.heard.kinds
+
+
+def test_every_error_has_one_of_the_kinds() -> None:
+    codes = (
+        "artifact.invalid",
+        "artifact.never_seen",
+        "disk.full",
+        "cache.locked",
+        "engine_missing",
+        "artifact.transport",
+    )
+    kinds = [error_kind(SbctlError(code, "x")) for code in codes]
+    assert kinds == ["invalid_artifact", "unexpected_response", "io", "io", "job", "transport"]
+    assert set(kinds) <= ERROR_KINDS
