@@ -78,6 +78,7 @@ def _installed(comparison: Comparison, desired: Desired, versions: list[str]) ->
         calls=[*_removals(comparison, removed), *_installs(desired, pins, redo)],
         leaves=(*leaves, *drift.values(), *(() if drift else _file_leaves(desired.spec, pins, redo))),
         blast_radius=max(radius, BlastRadius.RESTART) if restarts else radius,
+        downtime="refuse" if restarts else None,
         download_bytes=sum(pin.size_bytes or 0 for version in missing if (pin := pins[version]) is not None) or None,
         notes=(
             *_leftover_note(comparison, versions),

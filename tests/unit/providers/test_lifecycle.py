@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sbctl.base.ids import Address
-from sbctl.node.snapshot import EngineState
+from sbctl.node.snapshot import DeploymentState, EngineState, ReplicaState
 from sbctl.plan.model import Change, Plan
 from sbctl.trust.keys import SigningKey
 from tests.simulators.provider_world import QUICKSTART, ProviderWorld
@@ -315,6 +315,22 @@ def test_replace_makes_it_anew_and_converges(served: ProviderWorld, pattern: str
     assert [change.cause for change in result.changes if change.status != "done"] == []
     assert served.fleet.methods()[before:] == methods
     assert served.rows() == {}
+
+
+@pytest.mark.parametrize(("pid", "radius", "downtime"), [(77, "restart", "refuse"), (None, "hitless", "none")])
+def test_an_engine_put_back_under_what_runs_on_it_is_told_as_a_restart(
+    served: ProviderWorld, monkeypatch: pytest.MonkeyPatch, pid: int | None, radius: str, downtime: str
+) -> None:
+    host = served.host()
+    host.engines.clear()
+    replica = ReplicaState(state="ready", pid=pid)
+    running = host.snapshot().model_copy(
+        update={"deployments": (DeploymentState(deployment="chat", replicas=(replica,)),)}
+    )
+    monkeypatch.setattr(host, "snapshot", lambda: running)
+    change = row(served.plan(), "engine.local/llama_cpp")
+    assert (change.blast_radius.name.lower(), change.downtime) == (radius, downtime)
+    assert any("restarted" in note for note in change.notes) is (pid is not None)
 
 
 def test_the_admin_password_travels_as_a_secret_and_stays_out_of_plan_and_state(world: ProviderWorld) -> None:
