@@ -81,6 +81,8 @@ def _public_tls(argv: list[str]) -> int:
 def _check(_argv: list[str]) -> int:
     """Import all that a host will need, so that a damaged or incomplete installation shows before anything depends on it."""
     import sbctl.runtime.daemon
+    import sbctl.runtime.enrollment_program
+    import sbctl.runtime.identity_program
     import sbctl.runtime.launcher.program
     import sbctl.runtime.nodeops.activation_end
     import sbctl.runtime.nodeops.stdio
