@@ -61,7 +61,7 @@ class PinBook:
                 f'"{listed}" has no pinned host key, so nobody could tell it from another machine',
                 self.document.key_span(path),
                 notes=(
-                    f"sbctl host trust {shlex.quote(listed)} shows the key, asks, and pins it in {self.lock.path.name}",
+                    f"sbctl host trust {shlex.quote(listed)} (or --all) shows the key, asks, and pins it in {self.lock.path.name}",
                 ),
             )
         return written or locked
