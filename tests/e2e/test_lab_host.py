@@ -136,6 +136,29 @@ def test_status_logs_and_events_over_ssh_with_the_journal_of_systemd(fleet: Oper
     assert following.finish().code == 130
 
 
+def test_weights_by_hand_over_ssh(fleet: OperatorWorld, host: LabHost) -> None:
+    """The host fetches nothing itself: what is pulled goes there from here, and belongs to the runtime's account."""
+
+    def models(*words: str, expect: int = 0) -> Any:
+        asked = ("models", *words, "--host", host.name, "--catalog-file", "models.yaml", "--format", "json")
+        return fleet.sbctl(*asked, expect=expect).json()
+
+    (pulled,) = models("pull", "small")["artifacts"]
+    owners = host.ssh("stat", "-c", "%U:%a", pulled["snapshot_path"], f"{pulled['snapshot_path']}/small.gguf")
+    assert owners.split() == ["sbctl:755", "sbctl:444"]
+    rows = {row["id"]: row for row in models("list")["models"]}
+    assert (rows["small"]["status"], rows["small"]["in_use"]) == ("cached", False)
+    assert (rows["smollm2-135m-instruct"]["status"], rows["smollm2-135m-instruct"]["in_use"]) == ("cached", True)
+    assert models("show", "smollm2-135m-instruct", "--verify")["hosts"][0]["verified"]["is_good"]
+    (error,) = models("remove", "smollm2-135m-instruct", "--force", expect=4)["errors"]
+    assert error["code"] == "artifact.in_use"
+    assert models("remove", "small")["artifacts"][0]["removed"]
+    pruned = fleet.sbctl("models", "prune", "--host", host.name, "--format", "json", expect=0).json()
+    assert pruned["caches"][0]["orphan_blobs"] == []
+    fleet.sbctl("models", "lock", expect=0)
+    fleet.sbctl("models", "verify-lock", "--host", host.name, expect=0)
+
+
 def test_output_names_the_address_the_origin_and_that_a_key_is_needed(fleet: OperatorWorld, host: LabHost) -> None:
     (endpoint,) = fleet.sbctl("output", "--format", "json", expect=0).json()["endpoints"]
     assert endpoint["base_url"] == f"http://{host.address}:{PORT}/v1"
