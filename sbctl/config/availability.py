@@ -13,10 +13,9 @@ from sbctl.config.layers import View
 from sbctl.config.models import AdminModel, ProxyModel
 from sbctl.config.planes import accepts
 
-__all__ = ["check_cluster", "check_fleet", "check_proxy", "check_tls", "not_available"]
+__all__ = ["check_cluster", "check_fleet", "check_proxy", "not_available"]
 
 _CODE: Final = "config.not_available"
-_TLS_FIELDS: Final = ("https_bind_port", "tls_cert_file", "tls_key_file")
 _UNMANAGED_ADMIN: Final = (
     "max_log_entries", "prompt_persistence_path", "prompt_persistence_encryption", "trace_url_template"
 )  # fmt: skip
@@ -33,15 +32,6 @@ def check_cluster(report: Report, view: View) -> None:
         sentence = "a cluster (placement, peers, signed state among nodes) is not in this version of sbctl"
         remedy = "without proxy.cluster, every host that matches required_labels runs the deployment by itself"
         not_available(report, view, ("cluster",), sentence, remedy=remedy)
-
-
-def check_tls(report: Report, view: View) -> None:
-    """Refuse TLS on the API: who asks for it must not be served in the clear."""
-    for name in _TLS_FIELDS:
-        if isinstance(view.value, dict) and view.value.get(name) is not None:
-            sentence = f"{name}: TLS on the API is not in this version of sbctl"
-            remedy = "bind the API to loopback behind a proxy that ends TLS, and leave the field out"
-            not_available(report, view, (name,), sentence, remedy=remedy)
 
 
 def check_proxy(report: Report, proxy: ProxyModel, view: View, accepted: tuple[str, ...]) -> None:
