@@ -118,7 +118,7 @@ def test_the_enrollment_server_is_a_unit_with_an_account_and_keys_of_its_own(
     score = re.search(r"exposure level for sbctl-enrollment.service: ([0-9.]+)", shown)
     assert score is not None
     assert float(score[1]) <= 2.0
-    assert host.ssh("stat", "-c", "%a %U", "/etc/sbctl/enrollment").split() == ["700", "root"]
+    assert host.ssh("stat", "-c", "%a:%U", "/etc/sbctl/enrollment").strip() == "700:root"
     program = search_program(
         [
             (fleet.fleet / "cluster" / name).read_bytes().splitlines()[1]
