@@ -373,15 +373,29 @@ def replace_directory(staged: Path, target: Path) -> None:
 
     A crash leaves the old directory, the new one, or for a moment neither, never a mixture.
     """
-    doomed = target.parent / f"{_TEMP_PREFIX}{secrets.token_hex(8)}"
     try:
-        with contextlib.suppress(FileNotFoundError):
-            OPS.rename(str(target), str(doomed))
+        if (doomed := _set_aside(target)) == target:
+            shutil.rmtree(target)
         OPS.rename(str(staged), str(target))
     except OSError as error:
         raise disk_error(error, target) from error
     fsync_directory(target.parent)
-    shutil.rmtree(doomed, ignore_errors=True)
+    if doomed is not None and doomed != target:
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Under a temporary name, or in its place: an overlay renames no directory of the image below it. None: nothing stands there."""
+    doomed = path.parent / f"{_TEMP_PREFIX}{secrets.token_hex(8)}"
+    try:
+        OPS.rename(str(path), str(doomed))
+        return doomed
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return path
+        raise
 
 
 def remove_file(path: Path) -> bool:
@@ -398,17 +412,15 @@ def remove_file(path: Path) -> bool:
 
 def remove_tree(path: Path) -> bool:
     """Remove a directory tree: renamed out of the way first, so that a crash leaves nothing half there under its name."""
-    doomed = path.parent / f"{_TEMP_PREFIX}{secrets.token_hex(8)}"
     try:
-        OPS.rename(str(path), str(doomed))
-    except FileNotFoundError:
-        return False
+        doomed = _set_aside(path)
     except OSError as error:
         raise disk_error(error, path) from error
+    if doomed is None:
+        return False
     fsync_directory(path.parent)
     for root, directories, _files in os.walk(doomed):
-        for name in directories:
-            directory = os.path.join(root, name)
+        for directory in (os.path.join(root, name) for name in directories):
             if not os.path.islink(directory):
                 with contextlib.suppress(OSError):
                     os.chmod(directory, 0o700)
@@ -423,15 +435,11 @@ def sweep_temporaries(directory: Path, *, older_than_s: float, now_s: float) -> 
     count = 0
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
-            if (
-                entry.name.startswith(_TEMP_PREFIX)
-                and now_s - entry.stat(follow_symlinks=False).st_mtime > older_than_s
-            ):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry.path)
+            age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
+            if entry.name.startswith(_TEMP_PREFIX) and age_s > older_than_s:
+                shutil.rmtree(entry.path, ignore_errors=True)  # leaves what is no directory
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
                 count += 1
     return count
 
@@ -439,9 +447,7 @@ def sweep_temporaries(directory: Path, *, older_than_s: float, now_s: float) -> 
 def free_bytes(path: Path) -> int | None:
     """Bytes an ordinary user may still write below `path` or its nearest existing parent; None when unknown."""
     for candidate in (path, *path.parents):
-        try:
+        with contextlib.suppress(OSError):
             status = os.statvfs(candidate)
-        except OSError:
-            continue
-        return status.f_bavail * status.f_frsize
+            return status.f_bavail * status.f_frsize
     return None

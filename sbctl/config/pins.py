@@ -87,5 +87,7 @@ class PinBook:
             if name not in self.named:
                 span = SourceSpan(str(self.lock.path), keys[0].line, 1, len(name), keys[0].text)
                 self.report.note(
-                    "config.unused_pin", f'{self.lock.path.name} pins "{name}", which sb.yml does not name', span
+                    "config.unused_pin",
+                    f'{self.lock.path.name} pins "{name}", which sb.yml does not name; once it is gone: sbctl host trust --prune',
+                    span,
                 )

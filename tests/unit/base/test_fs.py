@@ -172,3 +172,20 @@ def test_what_root_makes_in_somebodys_directory_is_theirs(tmp_path: Path) -> Non
     assert owners.pop("mine") == (0, 0)
     assert set(owners.values()) == {(4711, 4712)}
     assert set(owners) == {"file", "below", "deeper", "lock"}
+
+
+def test_a_directory_that_an_overlay_does_not_rename_is_removed_and_replaced_in_its_place(tmp_path: Path) -> None:
+    class Overlay(fs.FileOps):
+        def rename(self, source: str, target: str) -> None:
+            if source == str(tmp_path / "image"):
+                raise OSError(errno.EXDEV, "Invalid cross-device link")
+            super().rename(source, target)
+
+    for name in ("image", "staged"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner" / "file").write_text(name)
+    with fs.use_ops(Overlay()):
+        fs.replace_directory(tmp_path / "staged", tmp_path / "image")
+        assert (tmp_path / "image/inner/file").read_text() == "staged"
+        assert fs.remove_tree(tmp_path / "image")
+    assert list(tmp_path.iterdir()) == []
