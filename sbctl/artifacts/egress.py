@@ -10,10 +10,13 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["EGRESS_SECRETS", "OPERATORS_OWN", "Egress", "EgressSecret"]
+__all__ = ["EGRESS_SECRETS", "OPERATORS_OWN", "PROVIDER_KEY_PATTERN", "Egress", "EgressSecret"]
 
 EgressSecret = Literal["hf_token", "index_credentials", "proxy_credentials"]
 EGRESS_SECRETS: Final[tuple[EgressSecret, ...]] = ("hf_token", "index_credentials", "proxy_credentials")
+
+PROVIDER_KEY_PATTERN: Final = "^provider_key_[0-9a-f]{16}$"
+"""Names of the secrets of external providers on a host: files like those of `EGRESS_SECRETS`, named by where they come from."""
 
 OPERATORS_OWN: Final = "SBCTL_FETCH_ENVIRONMENT"
 """Set to `operator` in an environment that an operator's process made for this very machine."""

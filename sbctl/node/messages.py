@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sbctl.artifacts.egress import Egress
+from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.ids import DIGEST_RE
 from sbctl.node.records import EVENTS_MAX, LINES_MAX
@@ -282,12 +282,14 @@ class RuntimeConfig(_Params):
     """Whether the host has an identity of its cluster, in `<etc>/identity`."""
     egress: Egress = Field(default=Egress())
     """How the host reaches the outside. The secrets that it names are sent beside `runtime.activate`."""
+    provider_keys: tuple[Annotated[str, Field(pattern=PROVIDER_KEY_PATTERN)], ...] = Field(default=(), max_length=64)
+    """Secrets for external providers, sent in the same way."""
 
 
 class RuntimeActivate(_Params):
     """Make `version` the running runtime with this configuration and trust.
 
-    Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent; those of `egress`), renders and verifies
+    Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent; those of `egress` and `provider_keys`), renders and verifies
     the unit, switches `current`, restarts only when something decisive differs or the runtime is not healthy, and answers once the control
     socket says healthy. `trust_envelope` is a DSSE envelope of payload type TRUST_PAYLOAD_TYPE. → {"pid", "unit_sha256", "config_sha256",
     "trust_digest", "supervision": "system"|"user"|"parent"}

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
 from sbctl.base.ids import ID_RE
@@ -25,6 +26,7 @@ __all__ = [
     "DeploymentMember",
     "EngineMode",
     "EnginePolicy",
+    "ExternalMember",
     "KvQuant",
     "OriginMember",
     "TrustSet",
@@ -96,24 +98,39 @@ class DeploymentMember(_Part):
         return (self.artifact.artifact, *(adapter.artifact.artifact for adapter in self.adapters))
 
 
+class ExternalMember(_Part):
+    """Somebody else's OpenAI-compatible API that stands in for deployments: prompts leave the host for it.
+
+    `models`: public names and what they are called there. `keys`: names of secrets that the host was given (`RuntimeConfig.provider_keys`).
+    """
+
+    name: str = Field(min_length=1, max_length=128)
+    base_url: str = Field(max_length=2048)
+    models: dict[str, str]
+    keys: tuple[Annotated[str, StringConstraints(pattern=PROVIDER_KEY_PATTERN)], ...] = Field(default=(), max_length=16)
+    no_prompt_training: bool = False
+
+
 class OriginMember(_Part):
     """One hostname: which public model names it serves and by which deployment. `default_model` answers a request that names none.
 
-    `force_ssl`: over https alone.
+    `force_ssl`: over https alone. `externals`: who is asked, in this order, when the deployment cannot answer.
     """
 
     models: dict[str, _Id]
     default_model: str | None = None
     force_ssl: bool = False
+    externals: tuple[ExternalMember, ...] = Field(default=(), max_length=16)
 
 
 class ApiKeyEntry(_Part):
-    """A caller's key, known by its hash only. `models` are public names; None allows all."""
+    """A caller's key, known by its hash only. `models` are public names; None allows all. Limits hold for each runtime by itself."""
 
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
     priority: Literal["interactive", "standard", "batch"] = "standard"
     models: tuple[str, ...] | None = None
     requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
 
 
 class BundleContent(_Part):

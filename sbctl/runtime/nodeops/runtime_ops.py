@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets as random_secrets
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sbctl.artifacts.egress import EGRESS_SECRETS
+from sbctl.artifacts.egress import EGRESS_SECRETS, PROVIDER_KEY_PATTERN
 from sbctl.base import fs
 from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.errors import HostError, InputError, RefusedError, SbctlError
@@ -244,9 +245,15 @@ def _password(context: NodeContext) -> bytes:
 
 
 def _forget_secrets(paths: NodePaths, config: RuntimeConfig) -> None:
-    """Of an egress that is no longer so."""
-    for name in set(EGRESS_SECRETS) - set(config.egress.secrets):
+    """Of an egress or an external provider that is no longer so."""
+    for name in {*EGRESS_SECRETS, *_provider_keys(paths)}.difference(config.egress.secrets, config.provider_keys):
         _forget(paths.secrets / name)
+
+
+def _provider_keys(paths: NodePaths) -> list[str]:
+    """Names of those that are here."""
+    found = paths.secrets.iterdir() if paths.secrets.is_dir() else ()
+    return [path.name for path in found if re.fullmatch(PROVIDER_KEY_PATTERN, path.name)]
 
 
 def _forget(path: Path) -> None:
@@ -259,7 +266,7 @@ def _forget(path: Path) -> None:
 def _egress_secrets(context: NodeContext, config: RuntimeConfig) -> dict[Path, bytes]:
     """As sent, else as they are here already. Raises InputError `egress.secret_missing`."""
     found = {}
-    for name in config.egress.secrets:
+    for name in (*config.egress.secrets, *config.provider_keys):
         path, sent = context.paths.secrets / name, context.secrets.get(name)
         value = sent.reveal() if sent is not None else _stored(path)
         if value is None:
@@ -319,7 +326,7 @@ def _keep_former(
         systemd.must("enable", GUARD_NAME)
     previous = Wanted(version, config_sha256, load_trust(paths)[1], stored_stamp(paths))
     replaced = [paths.runtime_config, paths.trust, paths.secrets / _PASSWORD, pair_path(paths), stamp_path(paths)]
-    replaced += [paths.secrets / name for name in EGRESS_SECRETS]
+    replaced += [paths.secrets / name for name in (*EGRESS_SECRETS, *_provider_keys(paths))]
     replaced.append(paths.current)
     if systemd is not None:
         replaced.extend((*systemd.unit_paths(), *launcher_files(paths)))

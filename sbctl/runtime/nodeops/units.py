@@ -92,7 +92,7 @@ def render_units(
             "user": RUNTIME_USER,
             "launcher": LAUNCHER_SOCKET_PATH,
             "secrets": paths.secrets,
-            "egress_secrets": config.egress.secrets,
+            "fetching_secrets": (*config.egress.secrets, *config.provider_keys),
             "certificate": "" if config.https_bind_port is None else PAIR_NAME,
             "sockets": bool(addresses),
             "socket_name": SOCKET_NAME,
