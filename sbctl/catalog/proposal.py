@@ -12,13 +12,14 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.hub import HubFile, HubRepository
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import InputError
 from sbctl.base.limits import MIB
 from sbctl.base.suggest import did_you_mean
 
-__all__ = ["Asked", "Proposal", "choose_files", "propose", "quantisation"]
+__all__ = ["Asked", "Proposal", "choose_files", "propose", "quantisation", "shape_data"]
 
 _SPLIT_RE: Final = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE)
 _QUANT_RE: Final = re.compile(
@@ -169,10 +170,13 @@ def quantisation(path: str) -> str:
     return told[-1].upper() if told else ""
 
 
-def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked) -> Proposal:
-    """The entry for these files, each with its digest. Raises InputError `catalog.unknown_context`, `catalog.unknown_license`."""
+def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked, shape: ModelShape | None = None) -> Proposal:
+    """The entry for these files, each with its digest; `shape` is what the headers of GGUF files say.
+
+    Raises InputError `catalog.unknown_context`, `catalog.unknown_license`.
+    """
     gguf = any(file.path.lower().endswith(".gguf") for file in files)
-    context = asked.context_length or found.context_length
+    context = asked.context_length or (shape.context_length if shape is not None else 0) or found.context_length
     if context is None:
         raise InputError(
             "catalog.unknown_context",
@@ -195,7 +199,10 @@ def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked) -> Pro
     model = {
         "params": _parameters(found.parameters),
         "license": license_text,
-        "family": found.architecture or re.split("[-_.0-9]", model_id)[0] or model_id,
+        "family": (shape.architecture if shape is not None else "")
+        or found.architecture
+        or re.split("[-_.0-9]", model_id)[0]
+        or model_id,
         "context_length": context,
         "modality": _MODALITIES.get(found.task, "chat"),
     }
@@ -211,10 +218,16 @@ def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked) -> Pro
             "accelerators": ["cpu", "metal", "cuda"] if gguf else ["cuda"],
             "min_memory_bytes": asked.min_memory_bytes or _least_memory(total),
         },
+        **({} if shape is None else {"shape": shape_data(shape)}),
         "stability": "preview",
         "certification": "none: added from the hub's own facts",
     }
     return Proposal(model_id, model, variant)
+
+
+def shape_data(shape: ModelShape) -> dict[str, Any]:
+    """As a catalog has it: without what is as usual."""
+    return shape.model_dump(mode="json", exclude_defaults=True)
 
 
 def _id(text: str) -> str:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from sbctl.artifacts.fetch_policy import FetchSettings
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.hub import HubFile, HubRepository, hashed_files, read_repository, read_small_file
+from sbctl.artifacts.remote_header import remote_shape
 from sbctl.artifacts.sources import HfSource, parse_source
 from sbctl.base import strict_json
 from sbctl.base.display import display_safe
@@ -27,7 +28,7 @@ from sbctl.base.limits import CATALOG_MAX_BYTES
 from sbctl.base.suggest import did_you_mean
 from sbctl.catalog.loader import parse_document, rule_problems
 from sbctl.catalog.models import CatalogDocument, CatalogVariant, is_commit
-from sbctl.catalog.proposal import Asked, Proposal, choose_files, propose
+from sbctl.catalog.proposal import Asked, Proposal, choose_files, propose, shape_data
 from sbctl.config.catalog_edit import EMPTY_CATALOG, with_model, with_variant, with_variant_replaced
 from sbctl.config.catalog_file import read_catalog_file
 from sbctl.config.diagnose import Report
@@ -105,7 +106,8 @@ def proposed(reference: str, files: Sequence[str], asked: Asked) -> tuple[Propos
         facts = asked
         if "config.json" in chosen:
             facts = await _with_configuration(fetcher, found, asked)
-        return propose(found, await hashed_files(fetcher, found, chosen), facts), found.gated
+        shape = await remote_shape(fetcher, found, _gguf(chosen))
+        return propose(found, await hashed_files(fetcher, found, chosen), facts, shape), found.gated
 
     return _with_fetcher(ask)
 
@@ -246,11 +248,18 @@ async def _at_revision(
     fresh = [_file(file) for file in files]
     same = _same_bytes(variant, fresh)
     fields: dict[str, Any] = {"revision": found.commit, "files": fresh}
+    shape = None if same else await remote_shape(fetcher, found, _gguf(chosen))
+    if shape is not None:
+        fields["shape"] = shape_data(shape)
     if source.revision is not None:
         fields["source"] = f"hf:{source.repository}"
     total = sum(file.size_bytes for file in files)
     done = Updated(model, variant.id, variant.revision, found.commit, variant.total_bytes, total, not same)
     return done, fields
+
+
+def _gguf(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if path.lower().endswith(".gguf")]
 
 
 def _file(file: HubFile) -> dict[str, Any]:

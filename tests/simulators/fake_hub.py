@@ -45,12 +45,12 @@ class FakeHub(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def publish(self, repository: str, files: Mapping[str, bytes], *, branch: str = "main", **facts: Any) -> str:
-        """A new commit at the head of a branch; `facts` go into the hub's answer as they are. Returns the commit."""
+    def publish(self, repository: str, files: Mapping[str, bytes], **facts: Any) -> str:
+        """A new commit at the head of main; `facts` go into the hub's answer as they are. Returns the commit."""
         kept = self.repositories.setdefault(repository, _Repository())
         commit = hashlib.sha1(f"{repository}{len(kept.commits)}".encode(), usedforsecurity=False).hexdigest()
         kept.commits[commit] = _State(dict(files), facts)
-        kept.branches[branch] = commit
+        kept.branches["main"] = commit
         return commit
 
     def state(self, repository: str, revision: str) -> tuple[str, _State] | None:

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from sbctl.base.errors import ArtifactError, ConfigError, InputError, RefusedError, SbctlError
+from sbctl.base.errors import ArtifactError, ConfigError, RefusedError, SbctlError
 from sbctl.catalog.proposal import Asked
 from sbctl.cli import cataloging
 from sbctl.cli.main import main
 from sbctl.config.catalog_file import read_catalog_file
 from sbctl.config.diagnose import Report
 from tests.simulators.fake_hub import FakeHub, hub
+from tests.simulators.gguf_files import tiny_gguf
 
-GGUF, LARGER = b"GGUF" * 300, b"GGUF" * 400
+GGUF, LARGER = tiny_gguf(note="x" * 900), tiny_gguf(layers=2, note="y" * 900)
 CARD = {
     "cardData": {"license": "apache-2.0"},
     "gguf": {"total": 8_190_000_000, "architecture": "qwen3", "context_length": 40960},
@@ -81,6 +82,8 @@ def test_small_files_are_fetched_to_learn_their_digests(server: FakeHub, tmp_pat
         ({"m.safetensors": GGUF, "config.json": b'{"auto_map": {}}'}, (), CARD, "catalog.code_refused"),
         ({"m.safetensors": GGUF, "config.json": b"{"}, (), CARD, "catalog.config_invalid"),
         ({"a.gguf": GGUF}, (), {"cardData": {"license": "mit"}}, "catalog.unknown_context"),
+        ({"a.gguf": b"GGUF" * 300}, (), CARD, "artifact.header_damaged"),
+        ({"a.gguf": b"PK" * 600}, (), CARD, "artifact.header_damaged"),
         ({"a.gguf": GGUF}, (), {"gguf": {"context_length": 5}}, "catalog.unknown_license"),
     ],
 )
@@ -88,7 +91,7 @@ def test_what_cannot_be_pinned_says_what_to_do(
     server: FakeHub, files: dict[str, bytes], wanted: tuple[str, ...], facts: dict[str, Any], code: str
 ) -> None:
     server.publish("Org/Repo", files, **facts)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(SbctlError) as caught:
         cataloging.proposed("hf:Org/Repo", wanted, Asked())
     assert caught.value.code == code
 
@@ -124,7 +127,7 @@ def test_a_path_that_leads_out_is_not_a_file_of_the_repository(server: FakeHub) 
 
 
 def test_every_part_of_a_split_set_is_taken(server: FakeHub, tmp_path: Path) -> None:
-    parts = {f"q/m-Q4_0-0000{number}-of-00003.gguf": GGUF + bytes([number]) for number in (1, 2, 3)}
+    parts = {f"q/m-Q4_0-0000{number}-of-00003.gguf": tiny_gguf(note="p" * 900 + str(number)) for number in (1, 2, 3)}
     server.publish("Org/Big-GGUF", parts, **CARD)
     added(tmp_path / "c.yml", "hf:Org/Big-GGUF", "q/m-Q4_0-00002-of-00003.gguf")
     assert [file.path for file in entry(tmp_path / "c.yml", "big", "q4_0").files] == sorted(parts)
@@ -162,7 +165,7 @@ def test_a_changed_digest_at_the_pinned_commit_is_false(server: FakeHub, tmp_pat
     catalog = tmp_path / "c.yml"
     commit = server.publish("Org/Evil", {"a-Q4_0.gguf": GGUF}, **CARD)
     added(catalog, "hf:Org/Evil")
-    server.repositories["Org/Evil"].commits[commit].files = {"a-Q4_0.gguf": GGUF[::-1]}
+    server.repositories["Org/Evil"].commits[commit].files = {"a-Q4_0.gguf": GGUF[:-1] + b"!"}
     (finding,) = cataloging.check(catalog, ())
     assert (finding.verdict, finding.detail) == ("false", "a-Q4_0.gguf has other bytes than the catalog says")
 
@@ -252,3 +255,20 @@ def test_json_and_print(server: FakeHub, tmp_path: Path, capsys: pytest.CaptureF
     assert not catalog.exists()
     assert main(command) == 0
     assert "accept_license: llama3.1" in capsys.readouterr().err
+
+
+def test_the_header_is_read_where_the_weights_are(server: FakeHub, tmp_path: Path) -> None:
+    weights = tiny_gguf(layers=3, note="n" * 900) + bytes(3 << 20)
+    server.publish("Org/Shaped", {"a-Q4_0.gguf": weights}, **CARD)
+    added(tmp_path / "c.yml", "hf:Org/Shaped")
+    shape = entry(tmp_path / "c.yml", "shaped", "q4_0").shape
+    assert (shape.architecture, shape.embedding, shape.layer_count) == ("llama", 8, 3)
+
+
+def test_a_header_that_goes_on_is_fetched_longer(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbctl.artifacts.remote_header._PREFIXES_BYTES", (100, 100_000))
+    server.publish("Org/Long", {"a-Q4_0.gguf": GGUF}, **CARD)
+    added(tmp_path / "c.yml", "hf:Org/Long")
+    assert entry(tmp_path / "c.yml", "long", "q4_0").shape is not None
