@@ -220,7 +220,13 @@ def litellm(program: str, engine: int) -> Iterator[Side | None]:
         config = Path(folder) / "config.yaml"
         model = {"model": "openai/q", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "x"}
         config.write_text(json.dumps({"model_list": [{"model_name": "public", "litellm_params": model}]}))
-        env = {"PATH": os.environ["PATH"], "HOME": folder, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": folder,
+            "NO_PROXY": "*",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        }
         argv = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
         with process(argv, env=env, cwd=folder) as child:
             if not await_port(port, 120):

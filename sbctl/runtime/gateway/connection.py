@@ -58,7 +58,8 @@ class ClientConnection(asyncio.Protocol):
         self._overflowed = False
         self._head: RequestHead | None = None
         self._body: ChunkedBody | None = None
-        self._parts: list[bytes] = []
+        self._plain = bytearray()
+        """What has come of a body of known length."""
         self._left = 0
         self._held_bytes = 0
         self._work: asyncio.Task[None] | None = None
@@ -197,15 +198,15 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(error)
             return
         part = data[: self._left]
-        self._parts.append(part)
+        self._plain += part
         self._left -= len(part)
         if not self._left:
             self._buffer = data[len(part) :]
-            self._start(b"".join(self._parts))
+            self._start(bytes(self._plain))
 
     def _start(self, body: bytes) -> None:
         assert self._head is not None
-        self._parts.clear()
+        self._plain.clear()
         self._body = None
         self.phase = Phase.BUSY
         self.deadline_s = None
@@ -270,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
         """The answer is written."""
         self._work = self._source = None
         self._begun = b""
-        self._parts.clear()
+        self._plain.clear()
         self._body = None
         self._server.free(self._held_bytes)
         self._held_bytes = 0
