@@ -17,7 +17,7 @@ _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 _PROSE = {"serves", "is", "was", "reads", "knows", "installs", "fetches", "removes", "sends", "may", "can", "cannot", "does", "has", "that", "and", "of", "with",
           "runs", "runtime", "itself", "writes", "or", "on", "over", "needs", "for", "enforces", "manages", "keeps",
           "by", "where", "could", "forget", "again", "neither", "delivers",
-          "issues", "aside", "never"}  # fmt: skip
+          "issues", "aside", "never", "speaks", "no"}  # fmt: skip
 _FOREIGN_FLAGS = {
     "--user",
     "--no-index",
