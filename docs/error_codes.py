@@ -79,6 +79,7 @@ SENTENCES: Final = {
     "config.conflict": "two fields contradict each other; the sentence says which",
     "config.include_cycle": "an included file includes itself, directly or by way of others",
     "config.include_outside": "an included file is outside the directory of sb.yml, or its path is not relative",
+    "enrollment.not_started": "the enrollment server does not start on its host; the sentence has what its unit says",
     "lock.bad_key": "the key of the line is cut, damaged, or of another algorithm than the line says",
     "lock.fingerprint_mismatch": "the fingerprint of the line is not that of its key",
     "lock.text_refused": "the line has characters that no key line has",
@@ -106,6 +107,7 @@ SENTENCES: Final = {
     "host.unreachable": "the host gave no answer (in `--format junit` and `github`); the sentence says what was tried",
     "config.state": "fleet.state contradicts itself or lacks something; the sentence says what",
     "state.cannot_move": "`state mv` does not rename that; the sentence says why",
+    "tls.ends_soon": "the certificate that clients see ends soon",
 }
 """Where the source puts the sentence together at run time."""
 

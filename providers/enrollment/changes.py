@@ -121,7 +121,7 @@ def _no_systemd(comparison: Comparison) -> Blocked | None:
         return None
     return Blocked(
         "enrollment.no_systemd",
-        f"the enrollment server runs as a unit with an account of its own, and {comparison.subject.host} gives sbctl no systemd to do so",
+        f"the enrollment server runs as a unit with an account of its own, and there is no systemd for that on {comparison.subject.host}",
         "name a host with systemd that is reached as root or by sudo (fleet.identity.enroll.host)",
     )
 
