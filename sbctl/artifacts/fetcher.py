@@ -128,8 +128,15 @@ class Fetcher:
         )
 
     @contextlib.asynccontextmanager
+    async def post(self, url: URL, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """POST to exactly this address: no redirect is followed and no credential of ours goes along. Raises ArtifactError."""
+        check_url(url, self.origins)
+        async with self._request(url, headers, None, body=body) as response:
+            yield response
+
+    @contextlib.asynccontextmanager
     async def _request(
-        self, url: URL, headers: Mapping[str, str], credential: str | None
+        self, url: URL, headers: Mapping[str, str], credential: str | None, *, body: bytes | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         sent = {"Accept-Encoding": "identity", **headers}
         if credential is not None:
@@ -144,8 +151,14 @@ class Fetcher:
                 proxy_headers = credentials
             proxy = proxy.with_user(None)
         try:
-            response = await self._opened().get(
-                url, headers=sent, allow_redirects=False, proxy=proxy, proxy_headers=proxy_headers
+            response = await self._opened().request(
+                "GET" if body is None else "POST",
+                url,
+                data=body,
+                headers=sent,
+                allow_redirects=False,
+                proxy=proxy,
+                proxy_headers=proxy_headers,
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise transport_error(url, error) from error

@@ -1,8 +1,9 @@
 """The gate in front of one replica: so many requests run, so many wait, the rest hear why not.
 
-Classes are served strictly in order interactive, standard, batch; inside a class first come, first served. A class comes from the
-caller's key, never from a header. A request passes directly only while nobody waits. A permit is held until the answer's last byte is
-sent or the caller is gone.
+Classes are served in order interactive, standard, batch; inside a class first come, first served. So that nobody starves, a class that was
+passed over eight times is served next: whoever is first of its class waits for nine others at most, however many of a higher class come.
+A class comes from the caller's key, never from a header. A request passes directly only while nobody waits. A permit is held until the
+answer's last byte is sent or the caller is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = ["AdmissionError", "DrainReport", "Gate", "Permit", "Priority"]
 
 Priority = Literal["interactive", "standard", "batch"]
 _ORDER: Final[tuple[Priority, ...]] = ("interactive", "standard", "batch")
+_PASSED_OVER_MAX: Final = 8
 
 
 class AdmissionError(SbctlError):
@@ -62,6 +64,8 @@ class Gate:
         self._queue_timeout_s = queue_timeout_ms / 1000
         self._active = 0
         self._waiting: Mapping[Priority, deque[asyncio.Future[None]]] = {name: deque() for name in _ORDER}
+        self._passed_over: dict[Priority, int] = dict.fromkeys(_ORDER, 0)
+        """How often in a row a class that waits saw a permit go to another."""
         self._closed_because: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -170,13 +174,23 @@ class Gate:
             self._idle_since_s = asyncio.get_running_loop().time()
 
     def _next_waiter(self) -> asyncio.Future[None] | None:
-        for name in _ORDER:
+        for name in sorted(_ORDER, key=self._is_next):
             queue = self._waiting[name]
             while queue:
                 waiter = queue.popleft()
                 if not waiter.done():
+                    self._note_served(name)
                     return waiter
         return None
+
+    def _is_next(self, name: Priority) -> int:
+        """The smallest first: who is overdue, the longest before, else by class (`sorted` keeps that order)."""
+        passed = self._passed_over[name]
+        return -passed if passed >= _PASSED_OVER_MAX else 0
+
+    def _note_served(self, served: Priority) -> None:
+        for name, queue in self._waiting.items():
+            self._passed_over[name] = self._passed_over[name] + 1 if queue and name != served else 0
 
     def _refusal(self, reason: str) -> AdmissionError:
         return AdmissionError(reason, f"the model is not available: {reason.replace('_', ' ')}", retry_after_s=1.0)

@@ -34,14 +34,16 @@ from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.drain import Drain
-from sbctl.runtime.egress import host_fetch_settings
+from sbctl.runtime.egress import host_fetch_settings, provider_key
 from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
 from sbctl.runtime.event_log import EventLog, EventSink
 from sbctl.runtime.event_loop import run_in_loop, settle
+from sbctl.runtime.external.providers import ExternalProviders
 from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import App, GatewayServer
 from sbctl.runtime.https_only import HttpsOnly
 from sbctl.runtime.identity import HeldIdentity, with_identity
+from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.listeners import Listener
@@ -54,7 +56,6 @@ from sbctl.runtime.observed_memory import ObservedMemory, Running
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.public_tls_service import HeldCertificate, with_certificate
-from sbctl.runtime.rate_limit import RateLimiter
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
@@ -122,11 +123,17 @@ class Daemon:
             self._certificate = HeldCertificate(paths, config, os.environ, SYSTEM_CLOCK, self._events)
             self._certificate.start()
             self._metrics.watch_certificate(self._certificate.tls)
+        self._externals = ExternalProviders(
+            lambda: host_fetch_settings(config, paths, os.environ),
+            lambda name: provider_key(paths, os.environ, name),
+            SYSTEM_CLOCK,
+        )
         self._data = Gateway(
             self._reconciler,
             self._metrics,
-            RateLimiter(),
+            KeyLimits(),
             self._drain,
+            self._externals,
             bound_to_loopback=is_loopback(config.http_bind_address),
         )
         self._listeners: list[Listener | GatewayServer] = []
@@ -271,6 +278,7 @@ class Daemon:
         for listener in self._listeners:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(listener.close(), _CUT_S)
+        await self._externals.close()
         await self._host.close()
         remove_file(self._settings.paths.control_socket)
         self._events.tell(EventKind.RUNTIME_STOPPED, f"version {__version__}, pid {os.getpid()}")

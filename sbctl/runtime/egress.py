@@ -1,4 +1,4 @@
-"""How this host fetches: `egress` of its configuration, with the secrets that an apply left beside it."""
+"""How this host reaches the outside: `egress` of its configuration, with the secrets that an apply left beside it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,34 @@ from sbctl.base.secret import Secret
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 
-__all__ = ["host_fetch_settings"]
+__all__ = ["host_fetch_settings", "provider_key"]
 
 _SECRET_MAX_BYTES: Final = 64 * KIB
 
 
+def provider_key(paths: NodePaths, environ: Mapping[str, str], name: str) -> Secret:
+    """The key of an external provider. Raises InputError `egress.secret_missing`."""
+    return _sent_secret(paths, environ, name)
+
+
+def _sent_secret(paths: NodePaths, environ: Mapping[str, str], name: str) -> Secret:
+    credentials = environ.get("CREDENTIALS_DIRECTORY")
+    path = (Path(credentials) if credentials else paths.secrets) / name
+    try:
+        return Secret(read_bounded(path, max_bytes=_SECRET_MAX_BYTES).strip())
+    except InputError as error:
+        raise InputError(
+            "egress.secret_missing",
+            f"the secret {name} is not on this host: {error.message}",
+            place=str(path),
+            next_step="run sbctl apply: it sends the host's secrets again",
+        ) from error
+
+
 def host_fetch_settings(config: RuntimeConfig | None, paths: NodePaths, environ: Mapping[str, str]) -> FetchSettings:
     """`config` None: no apply has been here yet. Raises InputError `egress.*`, `artifact.setting_invalid`."""
-    credentials = environ.get("CREDENTIALS_DIRECTORY")
-    directory = Path(credentials) if credentials else paths.secrets
 
     def secret(name: EgressSecret) -> Secret:
-        try:
-            return Secret(read_bounded(directory / name, max_bytes=_SECRET_MAX_BYTES).strip())
-        except InputError as error:
-            raise InputError(
-                "egress.secret_missing",
-                f"the secret {name} is not on this host: {error.message}",
-                place=str(directory / name),
-                next_step="run sbctl apply: it sends the secrets of egress again",
-            ) from error
+        return _sent_secret(paths, environ, name)
 
     return fetch_settings(Egress() if config is None else config.egress, environ, secret)

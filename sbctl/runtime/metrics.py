@@ -90,6 +90,12 @@ class RuntimeMetrics:
             ["deployment", "priority", "reason"],
             registry=self._registry,
         )
+        self._fallbacks = Counter(
+            "sbctl_external_requests_total",
+            "Requests that an external provider was asked for, by why the deployment could not answer.",
+            ["deployment", "provider", "reason"],
+            registry=self._registry,
+        )
         self._launches = Counter(
             _PREFIX + "launches_total", "Engine launches.", ["engine", "outcome"], registry=self._registry
         )
@@ -145,6 +151,10 @@ class RuntimeMetrics:
 
     def rejected(self, deployment: str, priority: str, reason: str) -> None:
         self._rejections.labels(deployment, priority, reason).inc()
+
+    def fell_back(self, deployment: str, provider: str, reason: str) -> None:
+        """An external provider is asked in place of a deployment."""
+        self._fallbacks.labels(deployment, provider, reason).inc()
 
     def launched(self, engine: str, outcome: Literal["ready", "failed"], seconds: float) -> None:
         self._launches.labels(engine, outcome).inc()

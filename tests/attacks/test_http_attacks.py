@@ -10,7 +10,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -23,10 +23,10 @@ from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import GatewayLimits, GatewayServer
+from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.listeners import PROBE_ROUTES, Listener, ListenerLimits, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import quiet
-from sbctl.runtime.rate_limit import RateLimiter
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.store import RuntimeStore
 from sbctl.trust.bundle import OriginMember
@@ -78,7 +78,9 @@ class Target:
         await self._listen(Listener(self.admin, LIMITS), sock)
         sock = bind_tcp("127.0.0.1", 0)
         self.data_port = sock.getsockname()[1]
-        gateway = Gateway(self.reconciler, self.metrics, RateLimiter(), Drain(self.paths), bound_to_loopback=True)
+        gateway = Gateway(
+            self.reconciler, self.metrics, KeyLimits(), Drain(self.paths), cast("Any", None), bound_to_loopback=True
+        )
         await self._listen(GatewayServer(gateway, GATEWAY_LIMITS), sock)
         cold = member(facts(), "/engine", warm=False, pull="on_demand", cold_start="reject")
         desired = content({"q": cold}, origins={"ai.internal": OriginMember(models={"public": "q"})})

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sbctl.base.errors import HTTP_STATUS, SbctlError
 from sbctl.runtime.admission import AdmissionError
 
-__all__ = ["Answer", "compact", "error_answer", "error_document", "head_bytes", "json_answer"]
+__all__ = ["Answer", "compact", "error_answer", "error_document", "head_bytes", "json_answer", "public_code"]
 
 _NOT_AVAILABLE: Final = "no_ready_replica"
 _RETRY_STATUSES: Final = frozenset({429, 503})
@@ -66,7 +66,7 @@ def json_answer(document: Any, *, status: int = 200, headers: Mapping[str, str] 
 
 def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
     """`code` is stable; `sbproxy_reason` is the finer reason behind it; the message never holds a host, port, path or engine output."""
-    code, reason = _public(error)
+    code, reason = public_code(error), error.code
     status = HTTP_STATUS.status(code)
     message = error.message if code == error.code and status < 500 else _message(code)
     return {
@@ -82,11 +82,11 @@ def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
     }
 
 
-def error_answer(error: SbctlError, request_id: str) -> Answer:
-    """The whole answer; 429 and 503 say when to come back."""
+def error_answer(error: SbctlError, request_id: str, limits: Mapping[str, str] | None = None) -> Answer:
+    """The whole answer; 429 and 503 say when to come back. `limits`: headers about the limits of the caller's key."""
     document = error_document(error, request_id)
     status = HTTP_STATUS.status(document["error"]["code"])
-    headers = {"X-Request-Id": request_id}
+    headers = {"X-Request-Id": request_id, **(limits or {})}
     if status in _RETRY_STATUSES:
         after_s = (
             error.retry_after_s if isinstance(error, AdmissionError) else float(error.detail.get("retry_after_s", 1))
@@ -99,11 +99,11 @@ def error_answer(error: SbctlError, request_id: str) -> Answer:
     return json_answer(document, status=status, headers=headers)
 
 
-def _public(error: SbctlError) -> tuple[str, str]:
-    """A code of the table, and the reason. Engine and host failures are one thing to a caller: the model is not available."""
+def public_code(error: SbctlError) -> str:
+    """A code of the table. Engine and host failures are one thing to a caller: the model is not available."""
     if HTTP_STATUS.status(error.code) == 500 or error.code == "draining":
-        return _NOT_AVAILABLE, error.code
-    return error.code, error.code
+        return _NOT_AVAILABLE
+    return error.code
 
 
 def _message(code: str) -> str:

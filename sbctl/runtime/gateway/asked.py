@@ -74,13 +74,15 @@ class Asked:
 
     def check_bounds(self, context_length: int) -> None:
         """Raises InputError `invalid_request` for more tokens than the context has, `context_length_exceeded` for a prompt that cannot fit."""
-        asked = self._tokens_asked()
+        asked = self.tokens_asked
         if asked is not None and asked > context_length:
             raise InputError("invalid_request", f"at most {context_length} tokens: that is the model's whole context")
         if self.prompt_chars > context_length * _CHARS_A_TOKEN_MAX:
             raise too_long(context_length)
 
-    def _tokens_asked(self) -> int | None:
+    @property
+    def tokens_asked(self) -> int | None:
+        """How many the caller wants at most."""
         for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
             if (value := self.value(name)) is not None:
                 return int(value)
@@ -91,13 +93,26 @@ class Asked:
         parts = [f'{{"model":{json.dumps(model)}']
         bound = _BOUND.get(self.kind)
         if bound is not None:
-            parts.append(f',"{bound}":{self._tokens_asked() or context_length},"stream":true')
+            parts.append(f',"{bound}":{self.tokens_asked or context_length},"stream":true')
             if self.kind != "responses":
                 parts.append(',"stream_options":{"include_usage":true}')
         for name, member in self.members.items():
             if name == "messages" and any(message["role"] == "developer" for message in member.value):
                 parts.append(f',"messages":{_with_system_role(member.value)}')
             elif name not in _OURS:
+                parts.append(f',"{name}":{self.text[member.start : member.end]}')
+        parts.append("}")
+        return "".join(parts).encode()
+
+    def for_provider(self, *, model: str) -> bytes:
+        """For somebody else's API: what the caller asked, under that API's name for the model; of a stream the number of tokens at its end."""
+        parts = [f'{{"model":{json.dumps(model)}']
+        if self.wants_stream:
+            parts.append(',"stream":true')
+            if self.kind != "responses":
+                parts.append(',"stream_options":{"include_usage":true}')
+        for name, member in self.members.items():
+            if name not in ("model", "stream", "stream_options"):
                 parts.append(f',"{name}":{self.text[member.start : member.end]}')
         parts.append("}")
         return "".join(parts).encode()

@@ -1,7 +1,8 @@
 """A request's way: key ► origin ► model ► admission ► engine, and the answer back as it comes.
 
 A permit is held from admission until the answer's last byte is written or the caller is gone; a caller that goes away cancels the request,
-which closes the engine's connection. Before the first byte of an answer another replica is tried, after it never.
+which closes the engine's connection. Before the first byte of an answer another replica is tried, then the external providers that stand
+in for the deployment, after it never.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ import asyncio
 import itertools
 import secrets
 import traceback
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal
 from urllib.parse import unquote
 
 from sbctl.base.errors import HTTP_STATUS, EngineError, InputError, RefusedError, SbctlError
 from sbctl.runtime import routes
-from sbctl.runtime.admission import Priority
 from sbctl.runtime.drain import Drain
+from sbctl.runtime.external.providers import Question
+from sbctl.runtime.gateway.accounting import Accounts, used_tokens
 from sbctl.runtime.gateway.answers import Answer, error_answer, json_answer
 from sbctl.runtime.gateway.asked import Asked, read_asked, too_long
 from sbctl.runtime.gateway.connection import ClientConnection
+from sbctl.runtime.gateway.fallback import Externals, disallows_training, is_our_fault, provider_body, stand_ins
 from sbctl.runtime.gateway.form import AskedForm, read_form
 from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.models import cold_deployments, model_rows
 from sbctl.runtime.gateway.ports import Desired, Keys, Meter, Outcome
 from sbctl.runtime.gateway.relay import BytesRelay, DocumentRelay, Relay, StreamRelay, WholeRelay
+from sbctl.runtime.gateway.request import Request
 from sbctl.runtime.gateway.surface import MODELS_PATHS, PROBE_PATHS, SURFACE, Operation
 from sbctl.runtime.gateway.upstream import ENGINE_ERRORS, request_head
 from sbctl.runtime.generation import Generation, Lease
@@ -41,35 +45,24 @@ _COUNT_FROM_CHARS_A_TOKEN: Final = 2
 """From so many characters a token of context on, the engine is asked how many tokens a prompt has before it may queue."""
 
 
-@dataclass(slots=True)
-class _Request:
-    """One request on its way. Loop times in seconds."""
-
-    operation: Operation
-    asked: Asked | AskedForm
-    host: str
-    caller: routes.Caller
-    id: str
-    client: ClientConnection
-    began_s: float
-    admitted_s: float | None = None
-    name: str = ""
-    generation: Generation | None = None
-    failed: set[Replica] = field(default_factory=set)
-
-    @property
-    def priority(self) -> Priority:
-        return self.caller.entry.priority if self.caller.entry is not None else "standard"
-
-
 class Gateway:
     """The public API. `bound_to_loopback`: only this machine can reach it."""
 
-    def __init__(self, desired: Desired, meter: Meter, keys: Keys, drain: Drain, *, bound_to_loopback: bool) -> None:
+    def __init__(
+        self,
+        desired: Desired,
+        meter: Meter,
+        keys: Keys,
+        drain: Drain,
+        externals: Externals,
+        *,
+        bound_to_loopback: bool,
+    ) -> None:
         self._desired = desired
         self._meter = meter
-        self._keys = keys
+        self._accounts = Accounts(keys)
         self._drain = drain
+        self._externals = externals
         self._on_loopback = bound_to_loopback
         self._stopping = False
         self._log = get_log("data")
@@ -106,7 +99,7 @@ class Gateway:
                 await self._complete(operation, head, body, caller, request_id)
         except SbctlError as error:
             self._refused(error, head, request_id)
-            caller.answer(error_answer(error, request_id))
+            caller.answer(error_answer(error, request_id, self._accounts.headers(head.caller)))
         except Exception as error:  # noqa: BLE001 - one request's fault ends that request
             self._log.error("unexpected error", request_id=request_id, error=repr(error), at=_where(error))
             caller.answer(_internal(request_id))
@@ -114,7 +107,7 @@ class Gateway:
     def refusal(self, error: SbctlError, head: RequestHead | None) -> Answer:
         request_id = self._new_id()
         self._refused(error, head, request_id)
-        return error_answer(error, request_id)
+        return error_answer(error, request_id, None if head is None else self._accounts.headers(head.caller))
 
     # Routes that only read
 
@@ -164,9 +157,7 @@ class Gateway:
         table, caller = self._desired.routes, self._caller(head)
         if caller.entry is None and not table.public and not table.is_own_page(head.text(b"origin")):
             raise RefusedError("cross_site_refused", "without API keys, pages of other sites are refused")
-        if caller.name is not None and caller.entry is not None and caller.entry.requests_per_minute is not None:
-            now_s = asyncio.get_running_loop().time()
-            self._keys.take(caller.name, per_minute=caller.entry.requests_per_minute, now_s=now_s)
+        self._accounts.take(caller)
 
     # The way to an engine
 
@@ -183,20 +174,54 @@ class Gateway:
         else:
             asked = read_asked(body, operation.kind)
         host = head.text(b"host") or ""
-        request = _Request(operation, asked, host, self._caller(head), request_id, client, began_s)
+        caller = self._caller(head)
+        request = Request(operation, asked, host, caller, request_id, client, began_s, disallows_training(head))
+        reserved = self._accounts.reserve(caller, asked)
         relay: Relay | None = None
         status = 499
         try:
-            relay = await self._ask(request)
+            relay = await self._answer(request)
             status = 200
         except SbctlError as error:
             status = HTTP_STATUS.status(error.code)
             raise
         finally:
+            if reserved:
+                self._accounts.settle(caller, reserved, used_tokens(asked, request.relay, left=status == 499))
             if request.generation is not None:
                 self._count(request, relay, status, loop.time())
 
-    async def _ask(self, request: _Request) -> Relay:
+    async def _answer(self, request: Request) -> Relay:
+        """By the deployment, else by who stands in for it, in order. Where nobody can, what kept the deployment from it is told."""
+        try:
+            return await self._ask(request)
+        except SbctlError as error:
+            if not request.externals or self._stopping or not is_our_fault(error):
+                raise
+            relay = await self._ask_externals(request, error.code)
+            if relay is None:
+                raise
+            return relay
+
+    async def _ask_externals(self, request: Request, reason: str) -> Relay | None:
+        """None when none of them could. Raises InputError for what the caller did wrong."""
+        assert request.generation is not None
+        request.admitted_s = asyncio.get_running_loop().time()
+        for member in request.externals:
+            self._log.info("external provider", request_id=request.id, provider=member.name, reason=reason)
+            self._meter.fell_back(request.generation.deployment, member.name, reason)
+            body, content_type = provider_body(request.asked, model=member.models[request.name])
+            path = request.operation.path.removeprefix("/v1")
+            question = Question(
+                path, body, content_type, request.id, request.client, lambda: self._external_relay(request)
+            )
+            try:
+                return await self._externals.ask(member, question)
+            except EngineError:
+                continue
+        return None
+
+    async def _ask(self, request: Request) -> Relay:
         """Admit, ask, and relay; another replica when one fails before its first byte."""
         while True:
             lease = await self._admit(request)
@@ -208,7 +233,7 @@ class Gateway:
             finally:
                 lease.release()
 
-    def _tries_another(self, request: _Request, failed: Replica, error: SbctlError) -> bool:
+    def _tries_another(self, request: Request, failed: Replica, error: SbctlError) -> bool:
         request.failed.add(failed)
         generation = request.generation
         if error.code != "upstream_failed" or generation is None or len(request.failed) >= _REPLICAS_TRIED:
@@ -218,7 +243,7 @@ class Gateway:
             self._log.warning("another replica is tried", request_id=request.id, reason=error.message)
         return bool(others)
 
-    async def _admit(self, request: _Request) -> Lease:
+    async def _admit(self, request: Request) -> Lease:
         """A commit may replace the generation while the request waits for it: follow it then, so that a rollout refuses nobody."""
         for _ in range(_SWAPS_FOLLOWED):
             if self._stopping:
@@ -227,6 +252,7 @@ class Gateway:
             origin = table.origin(request.host, bound_to_loopback=self._on_loopback)
             request.name, generation = table.resolve(origin, request.asked.model)
             request.generation = generation
+            request.externals = stand_ins(origin, request.name, no_training=request.no_training)
             if not request.caller.may_use(request.name):
                 raise RefusedError("model_not_allowed", "this key may not use this model")
             await self._check_fit(request, generation)
@@ -240,7 +266,7 @@ class Gateway:
                     raise
         raise EngineError("no_ready_replica", "the model is being replaced", retryable=True)
 
-    async def _check_fit(self, request: _Request, generation: Generation) -> None:
+    async def _check_fit(self, request: Request, generation: Generation) -> None:
         """Whether the model does that at all, and whether the prompt can fit: what cannot is refused before it takes anybody's place."""
         member, asked = generation.member, request.asked
         if str(member.mode) != request.operation.mode:
@@ -255,7 +281,7 @@ class Gateway:
                 if tokens is not None and tokens > member.context_length:
                     raise too_long(member.context_length)
 
-    async def _ask_replica(self, request: _Request, lease: Lease) -> Relay:
+    async def _ask_replica(self, request: Request, lease: Lease) -> Relay:
         """Raises EngineError `upstream_failed` and what the engine refuses with, always before the first byte of an answer."""
         assert request.generation is not None
         pool = lease.replica.client.pool
@@ -283,7 +309,7 @@ class Gateway:
                 connection.let_go(relay, is_satisfied=relay.is_satisfied)
         raise AssertionError("a fresh connection returns or raises")
 
-    def _engine_body(self, request: _Request) -> tuple[bytes, str]:
+    def _engine_body(self, request: Request) -> tuple[bytes, str]:
         assert request.generation is not None
         model = request.generation.deployment
         if isinstance(request.asked, AskedForm):
@@ -291,16 +317,29 @@ class Gateway:
         context_length = request.generation.member.context_length
         return request.asked.for_engine(model=model, context_length=context_length), "application/json"
 
-    def _relay(self, request: _Request, replica: Replica) -> Relay:
+    def _relay(self, request: Request, replica: Replica) -> Relay:
+        relay = request.relay = self._new_relay(request, "local", replica.progressed)
+        return relay
+
+    def _external_relay(self, request: Request) -> Relay:
+        relay = request.relay = self._new_relay(request, "external", _nothing)
+        return relay
+
+    def _new_relay(
+        self, request: Request, route: Literal["local", "external"], progressed: Callable[[], None]
+    ) -> Relay:
         headers = {
             "X-Request-Id": request.id,
             "x-sbproxy-logical-model": request.name,
-            "x-sbproxy-route-class": "local",
+            "x-sbproxy-route-class": route,
+            **self._accounts.headers(request.caller),
         }
-        asked, progressed = request.asked, replica.progressed
+        asked = request.asked
         if request.operation.answers == "bytes" or isinstance(asked, AskedForm):
             return BytesRelay(request.client, headers, progressed, request_id=request.id)
         if request.operation.answers == "json":
+            return DocumentRelay(request.client, headers, progressed, request_id=request.id, model=request.name)
+        if not asked.wants_stream and route == "external":
             return DocumentRelay(request.client, headers, progressed, request_id=request.id, model=request.name)
         if not asked.wants_stream:
             return WholeRelay(request.client, headers, progressed, request_id=request.id, model=request.name)
@@ -315,7 +354,7 @@ class Gateway:
 
     # What is told
 
-    def _count(self, request: _Request, relay: Relay | None, status: int, now_s: float) -> None:
+    def _count(self, request: Request, relay: Relay | None, status: int, now_s: float) -> None:
         assert request.generation is not None
         broke = relay is not None and relay.problem is not None
         if relay is not None and relay.problem is not None:
@@ -348,6 +387,10 @@ def _model_of(path: str) -> str | None:
         if path.startswith(prefix + "/") and len(path) > len(prefix) + 1:
             return unquote(path[len(prefix) + 1 :])
     return None
+
+
+def _nothing() -> None:
+    """Nobody watches the progress of somebody else's engine."""
 
 
 def _wrong_method(allow: str) -> RefusedError:

@@ -10,6 +10,7 @@ from sbctl.runtime.gateway.answers import Answer
 from sbctl.runtime.gateway.events import Usage
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.routes import RouteTable
+from sbctl.trust.bundle import ApiKeyEntry
 
 __all__ = ["Client", "Desired", "Keys", "Meter", "Outcome", "Source"]
 
@@ -74,12 +75,26 @@ class Meter(Protocol):
         """Refused at the gate."""
         ...
 
+    def fell_back(self, deployment: str, provider: str, reason: str) -> None:
+        """An external provider is asked instead."""
+        ...
+
     def finished(self, outcome: Outcome) -> None: ...
 
 
 class Keys(Protocol):
-    """Limits of a caller's key."""
+    """Limits of a caller's key, by the key's name."""
 
-    def take(self, name: str, *, per_minute: int, now_s: float) -> None:
+    def take(self, name: str, entry: ApiKeyEntry, *, now_s: float) -> None:
         """One request. Raises SbctlError `rate_limited`."""
+        ...
+
+    def reserve(self, name: str, entry: ApiKeyEntry, estimate: int, *, now_s: float) -> int:
+        """Tokens of one request; returns what is to be settled. Raises SbctlError `rate_limited`."""
+        ...
+
+    def settle(self, name: str, entry: ApiKeyEntry, *, reserved: int, used: int, now_s: float) -> None: ...
+
+    def headers(self, name: str, entry: ApiKeyEntry, *, now_s: float) -> dict[str, str]:
+        """What the caller is told of its limits; nothing where it has none."""
         ...

@@ -46,6 +46,8 @@ class Relay:
         """A byte of the answer has gone to the caller."""
         self.first_byte_s: float | None = None
         """Loop time of the engine's first byte of an answer."""
+        self.received_bytes = 0
+        """Of an answer, so far."""
         self.usage: Usage | None = None
         self.problem: SbctlError | None = None
         """Why a begun answer broke."""
@@ -87,6 +89,7 @@ class Relay:
             if len(self._refused) < _ERROR_MAX_BYTES:
                 self._refused += data
             return
+        self.received_bytes += len(data)
         if self.first_byte_s is None:
             self.first_byte_s = self._loop.time()
         try:

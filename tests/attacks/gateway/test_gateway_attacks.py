@@ -21,7 +21,7 @@ from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.ports import Outcome
 from sbctl.runtime.gateway.server import GatewayLimits, GatewayServer
 from sbctl.runtime.generation import Lease
-from sbctl.runtime.rate_limit import RateLimiter
+from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.routes import RouteTable
 from sbctl.trust.bundle import OriginMember
 from tests.simulators.engine_world import facts
@@ -116,8 +116,9 @@ class World:
         self.gateway = Gateway(
             cast("Any", self),
             self,
-            RateLimiter(),
+            KeyLimits(),
             Drain(node_paths(0, {"SBCTL_NODE_PREFIX": str(folder)})),
+            cast("Any", None),
             bound_to_loopback=True,
         )
         self.server = GatewayServer(self.gateway, LIMITS)
@@ -128,6 +129,8 @@ class World:
         return Lease(cast("Any", replica), await self.gate.acquire(priority))
 
     def rejected(self, deployment: str, priority: str, reason: str) -> None: ...
+
+    def fell_back(self, deployment: str, provider: str, reason: str) -> None: ...
 
     def finished(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

@@ -1,0 +1,44 @@
+"""One request on its way through the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sbctl.runtime.admission import Priority
+from sbctl.runtime.gateway.asked import Asked
+from sbctl.runtime.gateway.connection import ClientConnection
+from sbctl.runtime.gateway.form import AskedForm
+from sbctl.runtime.gateway.relay import Relay
+from sbctl.runtime.gateway.surface import Operation
+from sbctl.runtime.generation import Generation
+from sbctl.runtime.replica import Replica
+from sbctl.runtime.routes import Caller
+from sbctl.trust.bundle import ExternalMember
+
+__all__ = ["Request"]
+
+
+@dataclass(slots=True)
+class Request:
+    """What is known of it so far. Loop times in seconds."""
+
+    operation: Operation
+    asked: Asked | AskedForm
+    host: str
+    caller: Caller
+    id: str
+    client: ClientConnection
+    began_s: float
+    no_training: bool = False
+    """The caller's prompts go to nobody who may train on them."""
+    admitted_s: float | None = None
+    name: str = ""
+    generation: Generation | None = None
+    externals: tuple[ExternalMember, ...] = ()
+    failed: set[Replica] = field(default_factory=set)
+    relay: Relay | None = None
+    """Of whoever was asked last."""
+
+    @property
+    def priority(self) -> Priority:
+        return self.caller.entry.priority if self.caller.entry is not None else "standard"
