@@ -66,7 +66,11 @@ def grant_of(node_id: str, roles: Sequence[str], labels: Sequence[str]) -> Grant
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError("usage", f"no host can be this: {where}: {first['msg']}") from None
+        raise UsageError(
+            "usage",
+            f"no host can be this: {where}: {first['msg']}",
+            next_step="names, roles and labels are written as in sb.yml: --role worker --label zone=a",
+        ) from None
 
 
 def server_of(url: str, server_name: str) -> Server:

@@ -48,23 +48,21 @@ class FleetServer:
         """The token's text, which is told this once, and its row."""
         asked = {"roles": list(roles), "labels": dict(labels), "node_id": node_id, "ttl_s": ttl_s}
         told = self.ask("token_create", asked)
-        return str(told["token"]), _row(told["row"])
+        return str(told["token"]), _row(told["row"], self.host)
 
     def tokens(self) -> tuple[TokenRow, ...]:
-        return tuple(_row(one) for one in self.ask("token_list")["tokens"])
+        return tuple(_row(one, self.host) for one in self.ask("token_list")["tokens"])
 
     def revoke_token(self, token_id: str) -> TokenRow:
         """Raises InputError `enroll.token_unknown`."""
-        return _row(self.ask("token_revoke", {"id": token_id})["row"])
+        return _row(self.ask("token_revoke", {"id": token_id})["row"], self.host)
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """What each host that enrolled was given last. Raises HostError `enrollment.bad_answer`."""
         try:
             return tuple(NodeRecord.model_validate_json(json.dumps(one)) for one in self.ask("nodes")["nodes"])
         except (ValidationError, KeyError, TypeError):
-            raise HostError(
-                "enrollment.bad_answer", "the enrollment server answered nonsense about its hosts", place=self.host
-            ) from None
+            raise _bad_answer("its hosts", self.host) from None
 
 
 def fleet_server(workspace: Workspace) -> FleetServer | None:
@@ -105,7 +103,7 @@ def server_line(workspace: Workspace) -> tuple[str, Mapping[str, Any] | None]:
     )
 
 
-def _row(told: Mapping[str, Any]) -> TokenRow:
+def _row(told: Mapping[str, Any], host: str) -> TokenRow:
     """Raises HostError `enrollment.bad_answer`."""
     try:
         return TokenRow(
@@ -122,7 +120,16 @@ def _row(told: Mapping[str, Any]) -> TokenRow:
             issued=_text(told["issued"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise HostError("enrollment.bad_answer", "the enrollment server answered nonsense about a token") from None
+        raise _bad_answer("a token", host) from None
+
+
+def _bad_answer(about: str, host: str) -> HostError:
+    return HostError(
+        "enrollment.bad_answer",
+        f"the enrollment server answered nonsense about {about}",
+        place=host,
+        next_step="sbctl apply gives the host this version of sbctl; look at: journalctl -u sbctl-enrollment",
+    )
 
 
 def _text(value: Any) -> str | None:

@@ -115,7 +115,11 @@ def _loaded(chain: bytes, key: Secret) -> ssl.SSLContext:
         context.load_cert_chain(f"/proc/self/fd/{fd}")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
-        raise InputError("tls.unusable", f"OpenSSL refuses this certificate or its key: {reason}") from None
+        raise InputError(
+            "tls.unusable",
+            f"OpenSSL refuses this certificate or its key: {reason}",
+            next_step="have it issued anew, for an ECDSA P-256 key or RSA of 2048 bits or more",
+        ) from None
     finally:
         os.close(fd)
     return context

@@ -50,6 +50,7 @@ KEY_ID: Final = "authority"
 _PUBLIC_MAX_BYTES: Final = 4 * 1024 * 1024
 _KEY_MAX_BYTES: Final = 8 * 1024
 _LOCK_DEADLINE_S: Final = 30.0
+_RESTORE: Final = "restore the file from version control or from your copy of the directory"
 
 
 class _Strict(BaseModel):
@@ -167,7 +168,7 @@ class AuthorityFiles:
         try:
             return fs.read_bounded(path, max_bytes=_PUBLIC_MAX_BYTES).decode("utf-8")
         except UnicodeDecodeError:
-            raise InputError("authority.invalid", "the file is not text", place=str(path)) from None
+            raise InputError("authority.invalid", "the file is not text", place=str(path), next_step=_RESTORE) from None
 
     def secret(self, name: str) -> Secret:
         """A private file. Raises RefusedError `authority.no_key` where it is not here, `authority.permissions`."""
@@ -193,7 +194,10 @@ class AuthorityFiles:
             first = error.errors(include_input=False, include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the top"
             raise InputError(
-                "authority.invalid", f"wrong at {where}: {first['msg']}", place=str(self.path(name))
+                "authority.invalid",
+                f"wrong at {where}: {first['msg']}",
+                place=str(self.path(name)),
+                next_step=_RESTORE,
             ) from None
 
     def has(self, name: str) -> bool:
@@ -241,7 +245,11 @@ class AuthorityFiles:
     def node(self, node_id: str) -> NodeRecord:
         """The ledger's line; an empty one for a node that nothing was issued to."""
         if not is_id(node_id):
-            raise InputError("identity.name", f"{node_id[:64]!r} is not a node's name")
+            raise InputError(
+                "identity.name",
+                f"{node_id[:64]!r} is not a node's name",
+                next_step="use 1 to 128 of A-Z a-z 0-9 . _ -; sbctl cluster status lists the nodes",
+            )
         if not self.has(f"nodes/{node_id}.json"):
             return NodeRecord(node_id=node_id)
         return self.document(f"nodes/{node_id}.json", NodeRecord)

@@ -340,7 +340,11 @@ def _load(pem: str) -> Sequence[x509.Certificate]:
         for certificate in certificates:
             _ = certificate.extensions
     except (ValueError, x509.DuplicateExtension):
-        raise InputError("certificate.invalid", "this is not a certificate in PEM form") from None
+        raise InputError(
+            "certificate.invalid",
+            "this is not a certificate in PEM form",
+            next_step="openssl x509 -in FILE -text shows it",
+        ) from None
     if len(certificates) > CHAIN_MAX_CERTIFICATES:
         raise InputError(
             "certificate.invalid", f"a chain has at most {CHAIN_MAX_CERTIFICATES} certificates, not {len(certificates)}"
@@ -412,9 +416,17 @@ def _load_key(pem: Secret) -> EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem.reveal(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InputError("certificate.key_invalid", "the private key cannot be read: not an open PKCS#8 PEM") from None
+        raise InputError(
+            "certificate.key_invalid",
+            "the private key cannot be read: not an open PKCS#8 PEM",
+            next_step="openssl pkey -in KEY -out NEW writes it so",
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise RefusedError("certificate.weak_key", "node identities use ECDSA P-256 keys, and this is another kind")
+        raise RefusedError(
+            "certificate.weak_key",
+            "node identities use ECDSA P-256 keys, and this is another kind",
+            next_step="make the request with a P-256 key",
+        )
     _ec_key(key.public_key())
     return key
 

@@ -111,7 +111,10 @@ class DelegatedFiles(AuthorityFiles):
             first = error.errors(include_input=False, include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the top"
             raise InputError(
-                "authority.invalid", f"wrong at {where}: {first['msg']}", place=str(self.path("server.json"))
+                "authority.invalid",
+                f"wrong at {where}: {first['msg']}",
+                place=str(self.path("server.json")),
+                next_step="sbctl apply writes it anew",
             ) from None
 
 

@@ -74,7 +74,11 @@ def open_delegation(envelope_text: str, keys: AuthorityKeys) -> Delegation:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise InputError("delegation.invalid", f"the delegation is wrong at {where}: {first['msg']}") from None
+        raise InputError(
+            "delegation.invalid",
+            f"the delegation is wrong at {where}: {first['msg']}",
+            next_step="the authority that signed it is of another version of sbctl: use the same one there and here",
+        ) from None
 
 
 def check_delegation(delegation: Delegation, revocations: RevocationList | None, *, now: datetime) -> None:

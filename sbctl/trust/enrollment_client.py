@@ -46,6 +46,7 @@ __all__ = ["Authenticated", "Server", "request_identity", "request_renewal"]
 
 _SAID_MAX_CHARS: Final = 200
 _CHUNK_BYTES: Final = 64 * 1024
+_ITS_PORT: Final = "check the port: it is the one that the enrollment server listens on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ async def _exchange(
             "enroll.no_tls",
             f"no TLS 1.3 connection could be made: {(error.reason or 'handshake failed').lower().replace('_', ' ')}",
             place=str(server),
-            next_step="check the port: it is the one that sbctl-runtime authority listens on",
+            next_step=_ITS_PORT,
         ) from None
     except OSError as error:
         raise UnreachableError(
@@ -261,7 +262,9 @@ async def _read(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
         data += chunk
         if len(data) > max_bytes + HTTP_HEADER_MAX_BYTES:
             raise InputError(
-                "enroll.answer_too_large", f"the server's answer has more than the {max_bytes} bytes that are read"
+                "enroll.answer_too_large",
+                f"the server's answer has more than the {max_bytes} bytes that are read",
+                next_step=_ITS_PORT,
             )
     return bytes(data)
 
@@ -282,7 +285,9 @@ def _parsed(data: bytes) -> _Reply:
         response.begin()
         body = response.read()
     except (http.client.HTTPException, ValueError, OSError):
-        raise InputError("enroll.bad_answer", "the server's answer is not HTTP, or was cut") from None
+        raise InputError(
+            "enroll.bad_answer", "the server's answer is not HTTP, or was cut", next_step=_ITS_PORT
+        ) from None
     return _Reply(response.status, _date(response.headers.get("Date")), response.headers.get("Retry-After"), body)
 
 
@@ -344,13 +349,16 @@ def _refusal(server: Server, reply: _Reply) -> SbctlError:
         )
     if 400 <= reply.status < 500 and reply.status != 404:
         return InputError(
-            "enroll.request_refused", f"the authority does not take the request: {said or reply.status}", place=place
+            "enroll.request_refused",
+            f"the authority does not take the request: {said or reply.status}",
+            place=place,
+            next_step="use the same version of sbctl here and there; the enrollment server's log has the reason",
         )
     return InputError(
         "enroll.bad_answer",
         f"no enrollment server answers there (status {reply.status})",
         place=place,
-        next_step="check the port: it is the one that sbctl-runtime authority listens on",
+        next_step=_ITS_PORT,
     )
 
 

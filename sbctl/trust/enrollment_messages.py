@@ -41,6 +41,7 @@ __all__ = [
 ENROLL_PATH: Final = "/admin/cluster/enroll"
 CA_PATH: Final = "/admin/cluster/ca"
 RENEW_PATH: Final = "/admin/cluster/renew"
+_SAME_VERSION: Final = "use the same version of sbctl on the authority and here"
 _NODE_ID_MAX_CHARS: Final = 64
 """As much as a certificate's subject holds."""
 
@@ -152,9 +153,13 @@ def parse_answer(data: bytes) -> EnrollmentAnswer:
         document = strict_json.loads(data, max_bytes=ENROLL_ANSWER_MAX_BYTES, max_depth=8)
         read = _Answer.model_validate_json(json.dumps(document))
     except InputError as error:
-        raise InputError("enroll.bad_answer", f"the authority's answer cannot be read: {error.message}") from None
+        raise InputError(
+            "enroll.bad_answer", f"the authority's answer cannot be read: {error.message}", next_step=_SAME_VERSION
+        ) from None
     except ValidationError as error:
-        raise InputError("enroll.bad_answer", f"the authority's answer is wrong at {_first(error)}") from None
+        raise InputError(
+            "enroll.bad_answer", f"the authority's answer is wrong at {_first(error)}", next_step=_SAME_VERSION
+        ) from None
     return EnrollmentAnswer(
         certificate=read.certificate_pem,
         ca=read.ca_pem,

@@ -86,7 +86,9 @@ def verify_node_identity(files: NodeIdentityFiles, *, key: Secret, now: datetime
     facts = certificate_facts(files.certificate)
     if public_key_digest(key) != facts.key_sha256:
         raise RefusedError(
-            "certificate.key_mismatch", f"the private key here does not belong to the certificate of {facts.subject}"
+            "certificate.key_mismatch",
+            f"the private key here does not belong to the certificate of {facts.subject}",
+            next_step="certificate and key have to be of one request: sbctl apply issues anew; a host that enrolled enrolls again",
         )
     return verify_certificate(files, now=now)
 

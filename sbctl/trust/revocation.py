@@ -72,7 +72,11 @@ def open_revocations(envelope_text: str, keys: AuthorityKeys) -> RevocationList:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise InputError("revocations.invalid", f"the revocation list is wrong at {where}: {first['msg']}") from None
+        raise InputError(
+            "revocations.invalid",
+            f"the revocation list is wrong at {where}: {first['msg']}",
+            next_step="the authority that signed it is of another version of sbctl: use the same one there and here",
+        ) from None
 
 
 def revoked(listed: RevocationList, entry: Revocation, *, now_unix_secs: int) -> RevocationList:

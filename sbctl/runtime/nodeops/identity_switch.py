@@ -76,7 +76,11 @@ def _take_up(paths: NodePaths, files: IdentityFiles, identity: NodeIdentity, bef
     try:
         held = control.reload_identity(timeout_s=_RELOAD_DEADLINE_S)
         if held.get("fingerprint") != identity.certificate.fingerprint:
-            raise HostError("certificate.not_taken_up", "the runtime holds another identity than was installed")
+            raise HostError(
+                "certificate.not_taken_up",
+                "the runtime holds another identity than was installed",
+                next_step="the former one is in use again; look at: journalctl -u sbctl-runtime, then run it again",
+            )
     except SbctlError:
         if before is not None and before.is_dir():
             files.switch(before)
