@@ -36,7 +36,7 @@ def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
 
 def _activate(step: Step, context: PerformContext) -> Mapping[str, Any]:
     params = step.params
-    config = RuntimeConfig(**params["config"])
+    config = RuntimeConfig.model_validate_json(canonical_json(params["config"]))
     trust = TrustSet(
         lineage=config.lineage,
         key_epoch=params["trust"]["key_epoch"],

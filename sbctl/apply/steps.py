@@ -21,6 +21,7 @@ from sbctl.apply.outcome import ApplyOptions
 from sbctl.apply.schedule import Unit
 from sbctl.apply.verify import Verifier
 from sbctl.base.clock import Clock
+from sbctl.base.defects import where_it_failed
 from sbctl.base.errors import DurabilityUnknownError, InterruptedBySignal, SbctlError, UnreachableError
 from sbctl.base.limits import SETTLE_DEADLINE_S
 from sbctl.node.snapshot import NodeSnapshot
@@ -62,7 +63,7 @@ def internal_error(error: Exception, place: str) -> SbctlError:
     """A defect of ours, without values that might be secret; the cause stays attached."""
     wrapped = SbctlError(
         "internal.error",
-        f"a defect in sbctl: {type(error).__name__}",
+        f"a defect in sbctl: {where_it_failed(error)}",
         place=place,
         next_step="report it with this message; the next apply reads the host before it acts",
     )
