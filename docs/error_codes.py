@@ -15,6 +15,8 @@ from sbctl.base.errors import HTTP_STATUS, ExitCode, SbctlError
 HTTP_SENTENCES: Final = {
     "authority_unavailable": "the authority cannot issue an identity now; its log says why",
     "crash_loop": "the engine ended too often; reset the deployment once the cause is mended",
+    "deployment_busy": "it has requests, and only what is idle is evicted",
+    "deployment_healthy": "every replica is ready, so there is nothing to reset",
     "draining": "the model is being replaced or stopped",
     "enrollment_denied": "the join token is not valid, or not for what was asked; the authority's audit file has the reason",
     "engine_missing": "the engine that the bundle names is not installed here",

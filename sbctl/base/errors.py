@@ -273,6 +273,8 @@ HTTP_STATUS = _HttpTable(
         "method_not_allowed": 405,
         "revision_conflict": 409,
         "stale_revision": 409,
+        "deployment_busy": 409,
+        "deployment_healthy": 409,
         "draining": 409,
         "request_body_too_large": 413,
         "unsupported_media_type": 415,

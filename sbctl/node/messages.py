@@ -33,6 +33,7 @@ __all__ = [
     "ArtifactPull",
     "ArtifactRemove",
     "ArtifactVerify",
+    "AuditVerify",
     "BlobFetch",
     "BlobServe",
     "BundleApply",
@@ -102,6 +103,7 @@ class Method(StrEnum):
     DEPLOYMENT_ACTION = "deployment.action"
     LOGS_READ = "logs.read"
     EVENTS_READ = "events.read"
+    AUDIT_VERIFY = "audit.verify"
 
 
 class _Params(BaseModel):
@@ -447,10 +449,15 @@ class BundleApply(_Params):
 
 
 class DeploymentAction(_Params):
-    """Load, stop or reset one deployment now; desired state is untouched. → the status row"""
+    """Load, stop, drain or reset one deployment now, as a job of the runtime; desired state is untouched. → the status row
+
+    `by` names the operator in the audit. `drain_s`: how long a drain lets requests run; None: to their end, within the runtime's bounds.
+    """
 
     deployment: str
-    action: Literal["load", "stop", "reset"]
+    action: Literal["load", "stop", "drain", "reset"]
+    by: str | None = Field(default=None, min_length=1, max_length=200)
+    drain_s: float | None = Field(default=None, ge=0, le=86_400)
 
 
 class LogsRead(_Params):
@@ -475,6 +482,16 @@ class EventsRead(_Params):
     limit: int = Field(default=100, ge=1, le=EVENTS_MAX)
     since_s: int | None = Field(default=None, ge=0, le=10**9)
     deployment: str | None = Field(default=None, min_length=1, max_length=128)
+
+
+class AuditVerify(_Params):
+    """Walk the audit chain of the runtime. Reads only. → AuditAnswer
+
+    With `seq` and `digest`, as an earlier walk found its head, that entry has to be there still.
+    """
+
+    seq: int | None = Field(default=None, ge=0)
+    digest: str | None = Field(default=None, pattern=_DIGEST)
 
 
 PARAMS: Final[dict[Method, type[BaseModel]]] = {
@@ -505,6 +522,7 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.BLOB_FETCH: BlobFetch,
     Method.BUNDLE_APPLY: BundleApply,
     Method.DEPLOYMENT_ACTION: DeploymentAction,
+    Method.AUDIT_VERIFY: AuditVerify,
     Method.LOGS_READ: LogsRead,
     Method.EVENTS_READ: EventsRead,
 }

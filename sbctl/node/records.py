@@ -1,4 +1,4 @@
-"""What a host tells of its past: lines of logs, and events. All of it is foreign until these models accepted it.
+"""What a host tells of its past: lines of logs, events, and whether its audit chain holds. All of it is foreign until these models accepted it.
 
 A cursor is the host's own: whoever asks again hands back what he got, and gets what came since.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["EVENTS_MAX", "LINES_MAX", "EventKind", "EventsAnswer", "LogLine", "LogsAnswer", "NodeEvent"]
+__all__ = ["AuditAnswer", "EVENTS_MAX", "LINES_MAX", "EventKind", "EventsAnswer", "LogLine", "LogsAnswer", "NodeEvent"]
 
 LINES_MAX: Final = 10_000
 """Of one answer."""
@@ -83,3 +83,13 @@ class EventsAnswer(_Told):
     events: tuple[NodeEvent, ...] = Field(max_length=EVENTS_MAX)
     cursor: int = Field(ge=0)
     more: bool = False
+
+
+class AuditAnswer(_Told):
+    """A walk along the audit chain. `entries` hold; `head` is the digest of the last of them. `broken_at`: the number of the first that does not."""
+
+    entries: int = Field(ge=0)
+    head: str = Field(max_length=64)
+    last_at: str = Field(default="", max_length=40)
+    broken_at: int | None = Field(default=None, ge=1)
+    why: str | None = Field(default=None, max_length=1024)

@@ -19,9 +19,9 @@ from sbctl.base.display import display_safe
 from sbctl.base.errors import HostError
 from sbctl.base.limits import KIB, MIB
 from sbctl.base.secret import redact
-from sbctl.node.messages import EventsRead, LogsRead
+from sbctl.node.messages import AuditVerify, EventsRead, LogsRead
 from sbctl.node.records import LogLine, LogsAnswer
-from sbctl.runtime import event_log
+from sbctl.runtime import audit, event_log
 from sbctl.runtime.engine_output import engine_log_slot
 from sbctl.runtime.launcher.spec import UNIT_RE, unit_pattern
 from sbctl.runtime.nodeops.context import NodeContext
@@ -31,7 +31,7 @@ from sbctl.runtime.nodeops.log_files import FileTail, read_behind, read_end
 from sbctl.runtime.nodeops.snapshot import host_facts
 from sbctl.runtime.nodeops.units import GUARD_NAME, UNIT_NAME, systemd_of
 
-__all__ = ["read_events", "read_logs"]
+__all__ = ["read_events", "read_logs", "verify_audit"]
 
 _ANSWER_MAX_BYTES: Final = 512 * KIB
 _SEARCHED_BYTES: Final = 4 * MIB
@@ -72,6 +72,21 @@ def read_events(context: NodeContext, params: EventsRead) -> dict[str, Any]:
             retryable=True,
         ) from error
     return found.model_dump(mode="json")
+
+
+def verify_audit(context: NodeContext, params: AuditVerify) -> dict[str, Any]:
+    """Raises HostError `audit.unreadable`."""
+    expected = None if params.seq is None or params.digest is None else (params.seq, params.digest)
+    try:
+        return audit.verify_audit(context.paths.database, expected=expected).model_dump(mode="json")
+    except sqlite3.Error as error:
+        raise HostError(
+            "audit.unreadable",
+            f"the audit cannot be read: {error}",
+            place=str(context.paths.database),
+            next_step="the database of the runtime is damaged: restore it from a backup",
+            retryable=True,
+        ) from error
 
 
 def read_logs(context: NodeContext, params: LogsRead) -> dict[str, Any]:

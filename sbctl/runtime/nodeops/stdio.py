@@ -64,6 +64,7 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.DEPLOYMENT_ACTION: ("bundle_ops", "act_on_deployment"),
     Method.LOGS_READ: ("reading_ops", "read_logs"),
     Method.EVENTS_READ: ("reading_ops", "read_events"),
+    Method.AUDIT_VERIFY: ("reading_ops", "verify_audit"),
 }
 """Module of this package and function, imported when first asked for: a plan needs the snapshot only, from every host.
 
