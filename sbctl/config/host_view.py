@@ -30,7 +30,7 @@ from sbctl.config.planes import Foreign, without_foreign
 from sbctl.config.public_tls import check_force_ssl
 from sbctl.config.served import report_foreign, served_origins
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_versions
-from sbctl.trust.bundle import EngineMode
+from sbctl.trust.bundle import COLD_START_DEFAULT, EngineMode
 
 __all__ = ["HostView", "HostViewBuilder", "layers_at"]
 
@@ -46,6 +46,7 @@ class HostView:
     proxy: ProxyModel
     view: View
     origins: Mapping[str, OriginModel]
+    origins_view: View
     deployments: Mapping[str, CompiledDeployment]
     catalog: Catalog
     password_text: str | None
@@ -102,7 +103,7 @@ class HostViewBuilder:
         check_force_ssl(self.report, served, origins_view, has_https=has_https, accepted=self.accepted)
         raw_admin = view.value.get("admin") if isinstance(view.value, dict) else None
         text = raw_admin.get("password") if isinstance(raw_admin, dict) else None
-        return HostView(proxy, view, origins, deployments, catalog, text if isinstance(text, str) else None)
+        return HostView(proxy, view, origins, origins_view, deployments, catalog, text if isinstance(text, str) else None)
 
     def _proxy(self, view: View, variables: Variables) -> ProxyModel | None:
         check_cluster(self.report, view)
@@ -195,7 +196,7 @@ class HostViewBuilder:
             engine_policy=policy,
             context_length=context,
             max_concurrency=deployment.max_concurrency or 1,
-            cold_start=deployment.cold_start or "wait",
+            cold_start=deployment.cold_start or COLD_START_DEFAULT,
             delivery="pull",
             span=view.key_span(path),
             mode=mode,

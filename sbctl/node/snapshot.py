@@ -245,6 +245,8 @@ class BundleState(_Fact):
     signer: str = ""
     origins: dict[str, str] | None = None
     """Hostname → member digest of what it routes; None when nobody told (a runtime that is down)."""
+    deployments_revision: int | None = None
+    """Of the admin API's store, where that owns the deployments and holds some: those of the bundle are not what runs then."""
 
 
 class ReplicaState(_Fact):

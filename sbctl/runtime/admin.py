@@ -12,6 +12,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import HTTP_STATUS, InputError, RefusedError, SbctlError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.base.secret import Secret
+from sbctl.runtime.admin_desired import AdminDesired, refusal
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.jobs import Jobs
@@ -37,7 +38,7 @@ class AdminPlane:
         metrics: RuntimeMetrics,
         *,
         clock: Clock,
-        authority: str,
+        desired: AdminDesired,
         username: str,
         password: Secret,
         bind: str,
@@ -45,7 +46,7 @@ class AdminPlane:
     ) -> None:
         self._reconciler = reconciler
         self._metrics = metrics
-        self._authority = authority
+        self._desired = desired
         self._jobs = Jobs(store, clock)
         self._guard = AdminGuard(username, password, bind=bind, port=port)
         self._log = get_log("admin")
@@ -95,21 +96,7 @@ class AdminPlane:
         return _json({"serving": serving, "runtime_revision": self._reconciler.revision, "deployments": rows})
 
     async def _deployments(self, _request: web.Request) -> web.Response:
-        bundle = self._reconciler.bundle()
-        members = {
-            name: generation.member.model_dump(mode="json", exclude={"artifact"})
-            for name, generation in sorted(self._reconciler.generations.items())
-        }
-        return _json(
-            {
-                "schema_version": 1,
-                "authority": self._authority,
-                "read_only": True,
-                "revision": None if bundle is None else bundle.revision,
-                "content_digest": None if bundle is None else bundle.content_digest,
-                "deployments": members,
-            }
-        )
+        return _json(self._desired.shown())
 
     async def _list_jobs(self, _request: web.Request) -> web.Response:
         jobs = await asyncio.to_thread(self._jobs.rows)
@@ -124,11 +111,15 @@ class AdminPlane:
 
     # Changing
 
-    async def _replace_deployments(self, _request: web.Request) -> web.Response:
-        raise RefusedError(
-            "authority_read_only",
-            f"deployments of this runtime are {self._authority}: they change by sbctl apply",
-        )
+    async def _replace_deployments(self, request: web.Request) -> web.Response:
+        self._desired.refuse_foreign()
+        document = self._guard.parse(await read_body(request, max_bytes=ADMIN_BODY_MAX_BYTES))
+        try:
+            # A caller that leaves does not cancel a change that is half done.
+            return _json(await asyncio.shield(self._desired.replace(document)))
+        except SbctlError as error:
+            status, body = refusal(error)
+            return _json(body, status)
 
     async def _load(self, request: web.Request) -> web.Response:
         return await self._queued(request, "load")

@@ -35,6 +35,7 @@ from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.egress import host_fetch_settings, provider_key
+from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
 from sbctl.runtime.event_log import EventLog, EventSink
 from sbctl.runtime.event_loop import run_in_loop, settle
@@ -123,6 +124,7 @@ class Daemon:
             self._certificate = HeldCertificate(paths, config, os.environ, SYSTEM_CLOCK, self._events)
             self._certificate.start()
             self._metrics.watch_certificate(self._certificate.tls)
+            admin_managed=config.authority == "admin_managed" and not settings.started_by_hand,
         self._externals = ExternalProviders(
             lambda: host_fetch_settings(config, paths, os.environ),
             lambda name: provider_key(paths, os.environ, name),
@@ -221,7 +223,9 @@ class Daemon:
                 self._store,
                 self._metrics,
                 clock=SYSTEM_CLOCK,
-                authority=config.authority,
+                desired=AdminDesired(
+                    self._reconciler, authority=config.authority, started_by_hand=self._settings.started_by_hand
+                ),
                 username=config.admin_username,
                 password=admin_password(self._settings.paths, os.environ),
                 port=int(admin.getsockname()[1]),

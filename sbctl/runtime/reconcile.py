@@ -1,13 +1,15 @@
 """The runtime's desired state and its generations: bundles in, routes out. One lock, so one change at a time.
 
 A bundle: verify ► prepare ► start ► fence and desired state durable in one transaction ► routes swapped ► old generations retired.
+Where the admin API owns the deployments (`admin_managed`), a bundle brings routes, keys and the first deployments; a body of that API goes
+the same way, with its compare-and-set as the transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final, Literal
 
@@ -15,6 +17,8 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import BundleState, DeploymentState
+from sbctl.runtime.deployments_owner import DeploymentsOwner
+from sbctl.runtime.deployments_revision import DeploymentsRevision
 from sbctl.runtime.engine_host import Slot
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
@@ -24,7 +28,7 @@ from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.routes import RouteTable
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
 from sbctl.runtime.transition import Delta, Transition
-from sbctl.trust.bundle import BundleContent, TrustSet, member_digest
+from sbctl.trust.bundle import BundleContent, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
 __all__ = ["Action", "Reconciler"]
@@ -51,6 +55,7 @@ class Reconciler:
         self.routes = RouteTable()
         self.generations: dict[str, Generation] = {}
         self.revision = 0
+        admin_managed: bool = False,
         """Counts commits of this process."""
         self._accepted: AcceptedBundle | None = None
         self._scope = scope
@@ -66,6 +71,7 @@ class Reconciler:
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
+        self._owner = DeploymentsOwner(store, admin_managed=admin_managed)
         self._log = get_log("reconcile")
 
     # Reading
@@ -84,8 +90,17 @@ class Reconciler:
 
     @property
     def is_changing(self) -> bool:
+            deployments_revision=None if self._owner.owned is None else self._owner.owned.revision,
         """Whether a bundle is being applied or cleared, perhaps for an operator who is gone."""
         return self._lock.locked()
+    def owned(self) -> DeploymentsRevision | None:
+        """The admin API's own deployments; None before its store has any, and where it does not own them."""
+        return self._owner.owned
+
+    def offered(self) -> Mapping[str, DeploymentMember]:
+        """The deployments of the accepted bundle, whoever owns what runs."""
+        return {} if self._accepted is None else self._accepted.payload.content.deployments
+
 
     def deployments(self) -> tuple[DeploymentState, ...]:
         return tuple(self.generations[name].state() for name in sorted(self.generations))
@@ -101,7 +116,8 @@ class Reconciler:
         self._accepted = await asyncio.to_thread(self._store.accepted)
         if self._accepted is None:
             return
-        content = self._accepted.payload.content
+        await self._owner.read()
+        content = self._owner.wanted(self._accepted.payload.content)
         stopped = await asyncio.to_thread(self._store.stopped)
         for name, member in content.deployments.items():
             generation = Generation(name, next(self._numbers), member, self._ports)
@@ -130,6 +146,27 @@ class Reconciler:
         preparing and starting raise, with the deployment's address.
         """
         async with self._lock:
+    async def replace_deployments(
+        self, deployments: Mapping[str, DeploymentMember], expected_revision: int | None
+    ) -> tuple[DeploymentsRevision, dict[str, Any]]:
+        """The admin API's complete map, and the report of the change to it.
+
+        Raises RefusedError `authority_read_only`, `revision_conflict`, `prepare_failed` before the first bundle; what preparing, starting
+        and storing raise, nothing changed then; SbctlError `runtime_commit_failed` when it is stored and did not come to run.
+        """
+        async with self._lock:
+            delta = Delta.of(self.generations, deployments)
+            content = None if self._accepted is None else self._accepted.payload.content
+            new, report = await self._owner.replace(
+                content,
+                deployments,
+                expected_revision,
+                (*delta.preserved, *delta.adjusted),
+                lambda wanted, commit: self._change_to(wanted, commit, quiet),
+            )
+            self._events.tell(EventKind.BUNDLE_ACCEPTED, f"deployments, revision {new.revision}, by the admin API")
+            return new, report
+
             try:
                 return await self._take(envelope, expected_revision, progress)
             except SbctlError as error:
@@ -179,18 +216,18 @@ class Reconciler:
         verified = await self._verify(envelope)
         payload, current = verified.payload, self._accepted
         if verified.repeat and current is not None and current.payload.revision == payload.revision:
-            report = await self._revive(current.payload.content, progress)
+            report = await self._revive(self._owner.wanted(current.payload.content), progress)
         else:
             actual = None if current is None else current.payload.revision
             if expected_revision != actual:
                 raise _conflict(expected_revision, actual)
 
             async def durable() -> None:
-                await asyncio.to_thread(self._store.accept, verified, envelope)
+                await self._owner.accept(verified, envelope)
                 self._accepted = AcceptedBundle(payload, verified.signer)
                 self._events.tell(EventKind.BUNDLE_ACCEPTED, f"revision {payload.revision}, by {verified.signer}")
 
-            report = await self._change_to(payload.content, durable, progress)
+            report = await self._change_to(self._owner.wanted(payload.content), durable, progress)
         return {"revision": payload.revision, "content_digest": payload.content_digest, "report": report}
 
     async def _verify(self, envelope: str) -> VerifiedBundle:
@@ -242,7 +279,7 @@ class Reconciler:
         return self._report(delta, degraded)
 
     async def _revive(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
-        for name in self.generations:
+        for name in () if self._owner.admin_managed else self.generations:
             await asyncio.to_thread(self._store.set_stopped, name, False)
         degraded = await self._wake(self.generations, progress)
         return self._report(Delta.of(self.generations, content.deployments), degraded)
@@ -286,6 +323,8 @@ class Reconciler:
         }
 
     def _swap(self, content: BundleContent) -> None:
+            if self._owner.admin_managed and any(replica.stopped_by == "operator" for replica in generation.replicas):
+                continue
         self.routes = RouteTable.of(content, self.generations)
         self.revision += 1
 

@@ -1,4 +1,4 @@
-"""The runtime's durable memory, in one SQLite file: the fence, the accepted bundle, explicit stops, jobs.
+"""The runtime's durable memory, in one SQLite file: the fence, the accepted bundle, the admin API's deployments, explicit stops, jobs.
 
 The fence and the bundle it admits are one transaction, so no crash leaves a fence without its desired state or the reverse. The file
 `<state>/bundle.json` is a copy of the accepted envelope for everybody else; it is written after the commit and repaired at start.
@@ -10,17 +10,21 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sbctl.base.clock import SYSTEM_CLOCK, Clock, rfc3339
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import InputError, SbctlError, StateError
 from sbctl.base.fs import read_bounded, remove_file, write_atomic
 from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.runtime.actor import ACTING, Actor
+from sbctl.runtime.audit import AUDIT_TABLES, AuditEntry, append_audit
+from sbctl.runtime.deployments_revision import DeploymentsRevision, check_expected, revision_from
 from sbctl.runtime.log import get_log
-from sbctl.trust.bundle import BundlePayload, content_digest
+from sbctl.trust.bundle import BundlePayload, DeploymentMember, content_digest
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.verifier import Fence, VerifiedBundle, parse_bundle
 
@@ -39,6 +43,20 @@ CREATE TABLE job (id TEXT PRIMARY KEY, kind TEXT NOT NULL, subject TEXT NOT NULL
                   updated_at_ms INTEGER NOT NULL, error TEXT) STRICT;
 """
 
+_ADDED: Final = """
+CREATE TABLE IF NOT EXISTS admin_deployments (only INTEGER PRIMARY KEY CHECK (only = 1), revision INTEGER NOT NULL,
+                                              content_digest TEXT NOT NULL, document TEXT NOT NULL) STRICT
+"""
+"""Made beside the schema: a runtime that is rolled back to does not know it, and need not."""
+
+_JOB_PROGRESS: Final = """
+CREATE TABLE IF NOT EXISTS job_progress (id TEXT PRIMARY KEY, completed_bytes INTEGER NOT NULL, total_bytes INTEGER, current_file TEXT) STRICT
+"""
+_JOBS: Final = """
+SELECT job.id, kind, subject, state, created_at_ms, updated_at_ms, error, coalesce(completed_bytes, 0), total_bytes, current_file
+FROM job LEFT JOIN job_progress USING (id)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptedBundle:
@@ -50,7 +68,7 @@ class AcceptedBundle:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One operation asked for through the admin API. `state`: running, succeeded, failed; `error` is one sentence."""
+    """One operation that somebody asked for. `state`: queued, downloading, verifying, then ready or failed; `error` is one sentence."""
 
     id: str
     kind: str
@@ -59,13 +77,18 @@ class JobRow:
     created_at_ms: int
     updated_at_ms: int
     error: str | None = None
+    completed_bytes: int = 0
+    total_bytes: int | None = None
+    current_file: str | None = None
+    """What it fetches or does."""
 
 
 class RuntimeStore:
     """One process opens it (the serve lock). Methods block for a few milliseconds and may be called from any thread."""
 
-    def __init__(self, database: Path, bundle_copy: Path) -> None:
+    def __init__(self, database: Path, bundle_copy: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._path = database
+        self._clock = clock
         self._copy = bundle_copy
         self._lock = threading.Lock()
         try:
@@ -94,7 +117,11 @@ class RuntimeStore:
                     run(statement)
                 run(f"PRAGMA user_version={_SCHEMA_VERSION}")
         with self._transaction():
-            run("UPDATE job SET state='failed', error='the runtime was restarted' WHERE state='running'")
+            run(_ADDED)
+            for statement in (*AUDIT_TABLES, _JOB_PROGRESS):
+                run(statement)
+            run("UPDATE job SET state='ready' WHERE state='succeeded'")
+            run("UPDATE job SET state='failed', error='the runtime was restarted' WHERE state NOT IN ('ready', 'failed')")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -122,13 +149,17 @@ class RuntimeStore:
         row = self._row("SELECT key_epoch, revision, content_digest FROM fence")
         return None if row is None else Fence(int(str(row[0])), int(str(row[1])), str(row[2]))
 
-    def accept(self, verified: VerifiedBundle, envelope: str) -> None:
+    def accept(self, verified: VerifiedBundle, envelope: str, *, admin_managed: bool = False) -> None:
         """Advance the fence, make the bundle the desired state and forget explicit stops, all or nothing; then renew the copy.
 
-        Raises SbctlError `store_failed`: nothing changed.
+        Where the admin API owns the deployments, those of the bundle seed an empty store and explicit stops stay; elsewhere what the store
+        held is forgotten, since the bundle owns them now. Raises SbctlError `store_failed`: nothing changed.
         """
         fence = verified.fence
+        seeds = verified.payload.content.deployments
         with self._transaction() as db:
+            told = {"revision": fence.revision, "content_digest": fence.content_digest}
+            self._audit(db, "bundle.accept", "bundle", told, Actor(verified.signer, "signer", "bundle"))
             db.execute(
                 "INSERT OR REPLACE INTO fence VALUES (1, ?, ?, ?)",
                 (fence.key_epoch, fence.revision, fence.content_digest),
@@ -137,12 +168,51 @@ class RuntimeStore:
                 "INSERT OR REPLACE INTO accepted VALUES (1, ?, ?, ?)",
                 (verified.signer, envelope, sha256_bytes(envelope.encode())),
             )
-            db.execute("DELETE FROM stopped")
+            if not admin_managed:
+                db.execute("DELETE FROM stopped")
+                db.execute("DELETE FROM admin_deployments")
+            elif seeds:
+                db.execute(
+                    "INSERT OR IGNORE INTO admin_deployments VALUES (1, ?, ?, ?)", DeploymentsRevision.of(1, seeds).row
+                )
         self._renew_copy(envelope.encode())
+
+    def admin_deployments(self) -> DeploymentsRevision | None:
+        """What the admin API's store holds; None before the first write. Raises StateError `runtime.state_damaged`."""
+        row = self._row("SELECT revision, content_digest, document FROM admin_deployments")
+        if row is None:
+            return None
+        found = revision_from(row)
+        if found is None:
+            raise _damaged(self._path, "the deployments of the admin API do not have their digest")
+        return found
+
+    def replace_admin_deployments(
+        self,
+        expected_revision: int | None,
+        deployments: Mapping[str, DeploymentMember],
+        keep_stopped: Collection[str],
+    ) -> DeploymentsRevision:
+        """Compare and set, in one transaction; explicit stops of all but `keep_stopped` end with it.
+
+        Raises RefusedError `revision_conflict`, SbctlError `store_failed`: nothing changed.
+        """
+        with self._transaction() as db:
+            row = db.execute("SELECT revision FROM admin_deployments").fetchone()
+            actual = None if row is None else int(row[0])
+            check_expected(expected_revision, actual)
+            new = DeploymentsRevision.of((actual or 0) + 1, deployments)
+            told = {"prior_revision": actual, "next_revision": new.revision, "content_digest": new.content_digest}
+            self._audit(db, "deployments.replace", "deployments", {**told, "deployment_count": len(deployments)})
+            db.execute("INSERT OR REPLACE INTO admin_deployments VALUES (1, ?, ?, ?)", new.row)
+            stopped = [str(found[0]) for found in db.execute("SELECT deployment FROM stopped")]
+            db.executemany("DELETE FROM stopped WHERE deployment=?", [(n,) for n in stopped if n not in keep_stopped])
+        return new
 
     def forget_bundle(self) -> None:
         """Nothing is desired any more; the fence stays, so an older bundle cannot come back."""
         with self._transaction() as db:
+            self._audit(db, "bundle.clear", "bundle")
             db.execute("DELETE FROM accepted")
             db.execute("DELETE FROM stopped")
         with contextlib.suppress(SbctlError):
@@ -183,24 +253,53 @@ class RuntimeStore:
 
     def set_stopped(self, deployment: str, stopped: bool) -> None:
         with self._transaction() as db:
-            if stopped:
-                db.execute("INSERT OR IGNORE INTO stopped VALUES (?)", (deployment,))
-            else:
-                db.execute("DELETE FROM stopped WHERE deployment=?", (deployment,))
+            statement = "INSERT OR IGNORE INTO stopped VALUES (?)" if stopped else "DELETE FROM stopped WHERE deployment=?"
+            if db.execute(statement, (deployment,)).rowcount:
+                self._audit(db, "deployment.stopped" if stopped else "deployment.released", deployment)
 
     def put_job(self, job: JobRow) -> None:
-        """Insert or update; the newest 512 are kept."""
+        """Insert, with an entry of the audit that says who asked, or update; the newest 512 are kept."""
         with self._transaction() as db:
+            if db.execute("SELECT 1 FROM job WHERE id = ?", (job.id,)).fetchone() is None:
+                self._audit(db, f"job.{job.kind}", job.subject, {"job": job.id})
             db.execute(
                 "INSERT OR REPLACE INTO job VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (job.id, job.kind, job.subject, job.state, job.created_at_ms, job.updated_at_ms, job.error),
             )
+            db.execute(
+                "INSERT OR REPLACE INTO job_progress VALUES (?, ?, ?, ?)",
+                (job.id, job.completed_bytes, job.total_bytes, job.current_file),
+            )
             db.execute("DELETE FROM job WHERE id NOT IN (SELECT id FROM job ORDER BY id DESC LIMIT ?)", (_JOBS_KEPT,))
+            db.execute("DELETE FROM job_progress WHERE id NOT IN (SELECT id FROM job)")
 
     def jobs(self) -> tuple[JobRow, ...]:
         """Newest first."""
         with self._lock:
-            return tuple(JobRow(*row) for row in self._connection.execute("SELECT * FROM job ORDER BY id DESC"))
+            return tuple(JobRow(*row) for row in self._connection.execute(f"{_JOBS} ORDER BY id DESC"))
+
+    def job(self, asked: str) -> JobRow | None:
+        """One of them."""
+        with self._lock:
+            row = self._connection.execute(f"{_JOBS} WHERE job.id = ?", (asked,)).fetchone()
+            return None if row is None else JobRow(*row)
+
+    def audit(self, action: str, subject: str, detail: Mapping[str, str | int | None] | None = None) -> None:
+        """An entry of the audit alone, by who acts: what changed is not kept here. Raises SbctlError `store_failed`."""
+        with self._transaction() as db:
+            self._audit(db, action, subject, detail)
+
+    def _audit(
+        self,
+        db: sqlite3.Connection,
+        action: str,
+        subject: str,
+        detail: Mapping[str, str | int | None] | None = None,
+        actor: Actor | None = None,
+    ) -> None:
+        who = actor or ACTING.get()
+        at = rfc3339(self._clock.now())
+        append_audit(db, AuditEntry(at, who.name, who.role, action, subject, who.source, detail or {}))
 
     def close(self) -> None:
         with self._lock, contextlib.suppress(sqlite3.Error):

@@ -18,6 +18,7 @@ from sbctl.base.limits import JSON_INT_MAX
 
 __all__ = [
     "BUNDLE_PAYLOAD_TYPE",
+    "COLD_START_DEFAULT",
     "TRUST_PAYLOAD_TYPE",
     "AdapterMember",
     "ApiKeyEntry",
@@ -56,6 +57,9 @@ class EnginePolicy(_Part):
 
 KvQuant = Literal["auto", "f16", "fp8", "int8", "int4"]
 """How an engine holds the attention cache; each engine has its own nearest type."""
+
+COLD_START_DEFAULT: Final = "wait"
+"""What a request meets when no replica is ready and nobody said what it should: the same in sb.yml and in the admin API."""
 
 EngineMode = Literal["chat", "embedding", "rerank"]
 """What an engine answers: text, vectors, or scores."""
