@@ -57,6 +57,15 @@ lay_out_disk() { # host-directory
   chmod 1777 "$upper/var/tmp"
 }
 
+# Whiteouts between this machine and every host: what somebody installs on the machine while hosts run does not show up in them.
+lay_out_mask() {
+  local name
+  mkdir -p "$lab/mask/etc/systemd/system" "$lab/mask/var/lib" "$lab/mask/var/cache"
+  for name in etc/sbctl var/lib/sbctl var/cache/sbctl etc/systemd/system/sbctl-{runtime,launcher}.{service,socket}; do
+    mknod "$lab/mask/$name" c 0 0
+  done
+}
+
 add_user() { # root name number password-field
   local root=$1 name=$2 number=$3
   if ! grep -q "^$name:" "$root/etc/passwd"; then
@@ -131,7 +140,7 @@ mount_system_views() { # root
 become_host() { # number
   local number=$1 home=$lab/h$1 root=$lab/h$1/root
   hostname "h$number"
-  mount -t overlay overlay -o "lowerdir=/,upperdir=$home/upper,workdir=$home/work" "$root"
+  mount -t overlay overlay -o "lowerdir=$lab/mask:/,upperdir=$home/upper,workdir=$home/work" "$root"
   if [ ! -e "$home/personal" ]; then
     personalise "$number" "$root"
     touch "$home/personal"
@@ -201,6 +210,7 @@ up() { # count
   mount -t tmpfs -o "size=$disk_size,mode=711" "sbctl-lab-$number_of_lab" "$lab"
   mkdir "$lab/cgroup"
   mount -t cgroup2 cgroup2 "$lab/cgroup"
+  lay_out_mask
   ssh-keygen -q -t ed25519 -N '' -C operator -f "$operator_key"
   ssh-keygen -q -t ed25519 -N '' -C user-ca -f "$lab/user_ca"
   ip link add "$bridge" type bridge
