@@ -15,8 +15,8 @@ from providers.engine_policy import engine_policy
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
 from sbctl.base.ids import Address
-from sbctl.config.compiled import CompiledDeployment, CompiledOrigin
-from sbctl.trust.bundle import AdapterMember, DeploymentMember, OriginMember
+from sbctl.config.compiled import CompiledDeployment, CompiledExternal, CompiledOrigin
+from sbctl.trust.bundle import AdapterMember, DeploymentMember, ExternalMember, OriginMember
 
 __all__ = ["MemberCompiler", "artifact_name", "facts_dump", "stands_on"]
 
@@ -76,11 +76,13 @@ class MemberCompiler:
         member = self._origins.get(id(origin))
         if member is None:
             routes = {route.model: route.deployment for route in origin.routes}
-            member = _member(
-                OriginMember(
-                    models=routes, default_model=origin.default_model, force_ssl=origin.force_ssl
-                ).model_dump_json()
+            written = OriginMember(
+                models=routes,
+                default_model=origin.default_model,
+                force_ssl=origin.force_ssl,
+                externals=tuple(map(_external, origin.externals)),
             )
+            member = _member(written.model_dump_json())
             self._origins[id(origin)] = member
             self._held.append(origin)
         return member
@@ -109,6 +111,16 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
             AdapterMember(artifact=_named(adapter.artifact), scale=adapter.scale) for adapter in deployment.adapters
         ),
         extra_args=tuple(model.extra_args),
+    )
+
+
+def _external(external: CompiledExternal) -> ExternalMember:
+    return ExternalMember(
+        name=external.name,
+        base_url=external.base_url,
+        models=dict(external.models),
+        keys=tuple(key.name for key in external.keys),
+        no_prompt_training=external.no_prompt_training,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from providers.comparison import Comparison, gone_leaves, new_leaves
@@ -33,7 +34,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
             "the runtime does not serve it any more" if lost else "a new hostname",
             leaves=new_leaves(desired.spec),
             blast_radius=radius_of("origin", "any_host", before=narrows, after=False),
-            notes=(_NARROWS,) if narrows else (),
+            notes=(*((_NARROWS,) if narrows else ()), *_leaving(comparison, desired)),
             drifted=lost,
         )
     drift = _drift(observed, recorded)
@@ -45,8 +46,24 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         "sb.yml asks for something else" if leaves else drift[0].reason,
         leaves=(*leaves, *drift),
         blast_radius=action_radius("origin", "update", (*leaves, *drift)),
+        notes=tuple(_leaving(comparison, desired)),
         drifted=bool(drift),
     )
+
+
+def _leaving(comparison: Comparison, desired: Desired) -> Iterator[str]:
+    """Where prompts go that the host cannot answer itself: nobody should learn that later."""
+    for external in desired.spec.get("externals", ()):
+        models = ", ".join(sorted(external["models"]))
+        trains = ", said not to train on them" if external["no_prompt_training"] else ""
+        yield (
+            f"prompts can leave this host: {comparison.address.name} → {_host_of(external['base_url'])} "
+            f"(provider {external['name']}{trains}), when {models} cannot be answered here"
+        )
+
+
+def _host_of(base_url: str) -> str:
+    return base_url.partition("://")[2].partition("/")[0]
 
 
 def _ends_any_host(comparison: Comparison) -> bool:

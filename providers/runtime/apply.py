@@ -45,7 +45,7 @@ def _activate(step: Step, context: PerformContext) -> Mapping[str, Any]:
     envelope = context.services.sign(TRUST_PAYLOAD_TYPE, canonical_json(trust.model_dump(mode="json")))
     password = params["admin_password"]
     secrets = {} if password is None else {ADMIN_PASSWORD: context.services.secret(password["reference"])}
-    for name, held in params.get("egress_secrets", {}).items():
+    for name, held in params.get("sent_secrets", {}).items():
         secrets[name] = context.services.secret(held["reference"])
     request = RuntimeActivate(version=params["version"], config=config, trust_envelope=envelope)
     return _call(step, context, request.model_dump(mode="json"), secrets)

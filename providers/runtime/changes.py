@@ -119,6 +119,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[L
         unknown = other is not None and None in (secret["fingerprint"], other["fingerprint"])
         if unknown and other["reference"] == secret["reference"]:
             was["egress"][name] = now["egress"][name]
+    for name, secret in before.get("provider_keys", {}).items():
+        other = after.get("provider_keys", {}).get(name)
+        if other is not None and None in (secret["fingerprint"], other["fingerprint"]):
+            was["provider_keys"][secret["reference"]] = now["provider_keys"][secret["reference"]]
     return leaf_changes(was, now)
 
 
@@ -157,7 +161,7 @@ def _activation(comparison: Comparison, desired: Desired, title: str, *, downtim
     if certificate is not None:
         calls.append(certificate)
     params = {name: desired.spec[name] for name in ("version", "config", "trust", "admin_password")}
-    params["egress_secrets"] = desired.spec.get("egress_secrets", {})
+    params["sent_secrets"] = {**desired.spec.get("egress_secrets", {}), **desired.spec.get("provider_keys", {})}
     calls.append(
         Call(
             Method.RUNTIME_ACTIVATE,

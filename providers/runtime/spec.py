@@ -12,7 +12,7 @@ from sbctl.artifacts.egress import Egress
 from sbctl.base.ids import Address
 from sbctl.base.limits import GIB
 from sbctl.base.truths import Desired
-from sbctl.config.compiled import CompiledConfig, CompiledHost, CompiledTls
+from sbctl.config.compiled import CompiledConfig, CompiledHost, CompiledTls, SecretRef
 from sbctl.node.messages import RuntimeConfig
 
 __all__ = ["certificate_fields", "desired", "fields_for_reader", "restored", "runtime_config"]
@@ -50,7 +50,19 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
         handoff_timeout_ms=model_host.handoff_timeout_ms,
         identity=config.has_identity(host.name),
         egress=Egress() if host.egress is None else host.egress.config,
+        provider_keys=tuple(sorted(_provider_keys(host))),
     )
+
+
+def _provider_keys(host: CompiledHost) -> dict[str, SecretRef]:
+    """Keys of the external providers of all origins, by the names of their files."""
+    return {key.name: key for origin in host.origins.values() for external in origin.externals for key in external.keys}
+
+
+def _held(secrets: Mapping[str, SecretRef]) -> dict[str, dict[str, str | None]]:
+    return {
+        name: {"reference": secret.reference, "fingerprint": secret.fingerprint} for name, secret in secrets.items()
+    }
 
 
 def _tls(tls: CompiledTls | None) -> dict[str, Any] | None:
@@ -75,10 +87,10 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             "config": runtime_config(config, host).model_dump(mode="json"),
             "trust": {"signers": signers, "key_epoch": config.key_epoch},
             "tls": _tls(host.tls),
-            "egress_secrets": {
-                name: {"reference": held.reference, "fingerprint": held.fingerprint}
-                for name, held in (host.egress.secrets if host.egress is not None else {}).items()
-            },
+            "egress_secrets": _held(
+                {} if host.egress is None else {str(name): held for name, held in host.egress.secrets.items()}
+            ),
+            "provider_keys": _held(_provider_keys(host)),
             "admin_password": None
             if password is None
             else {"reference": password.reference, "fingerprint": password.fingerprint},
@@ -96,11 +108,13 @@ def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
     python = standalone_label(spec.get("standalone"))
     certificate = certificate_fields(spec)
     fields.pop("egress", None)
+    fields.pop("provider_keys", None)
     return {
         "version": spec["version"],
         **({} if python is None else {"python": python}),
         **fields,
         **egress_fields(spec),
+        **_provider_fields(spec),
         **({} if certificate is None else {"certificate": certificate}),
         "signers": spec["trust"]["signers"],
         "key_epoch": spec["trust"]["key_epoch"],
@@ -114,6 +128,13 @@ def egress_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     held = spec.get("egress_secrets", {})
     said |= {name: secret["fingerprint"] or secret["reference"] for name, secret in held.items()}
     return {"egress": said} if said else {}
+
+
+def _provider_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Each key by its reference; what it holds by what tells two of them apart."""
+    held = spec.get("provider_keys", {}).values()
+    keys = {secret["reference"]: secret["fingerprint"] or secret["reference"] for secret in held}
+    return {"provider_keys": keys} if keys else {}
 
 
 def certificate_fields(spec: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -137,8 +158,11 @@ def restored(snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any])
     certificate, for the same reason: where there was one, today's stays.
     """
     secrets = {
-        name: _todays(secret, recorded_spec.get("egress_secrets", {}).get(name))
-        for name, secret in snapshot_spec.get("egress_secrets", {}).items()
+        kind: {
+            name: _todays(secret, recorded_spec.get(kind, {}).get(name))
+            for name, secret in snapshot_spec.get(kind, {}).items()
+        }
+        for kind in ("egress_secrets", "provider_keys")
     }
     tls = snapshot_spec.get("tls")
     if tls is not None and recorded_spec.get("tls") is not None:
@@ -151,7 +175,7 @@ def restored(snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any])
         "trust": recorded_spec["trust"],
         "admin_password": password,
         "tls": tls,
-        "egress_secrets": secrets,
+        **secrets,
     }
 
 

@@ -10,6 +10,7 @@ from sbctl.base.suggest import did_you_mean
 from sbctl.config.availability import not_available
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Path
+from sbctl.config.external import check_externals
 from sbctl.config.layers import View
 from sbctl.config.models import DeploymentModel, EngineModel, ProxyModel
 from sbctl.config.origins import AiActionModel, OriginModel, ProviderModel
@@ -138,6 +139,7 @@ def check_origins(report: Report, origins: Mapping[str, OriginModel], deployment
             and not _lists_providers(view, hostname)
         ):
             report.add(_RULE, f'origin "{hostname}" has no providers', view.key_span((hostname, "action")))
+        check_externals(report, hostname, origin, view)
         answered: dict[str, str] = {}
         for index, provider in managed_providers(origin):
             path: Path = (hostname, "action", "providers", index)
@@ -154,7 +156,7 @@ def check_origins(report: Report, origins: Mapping[str, OriginModel], deployment
                         _RULE, message, view.value_span(where), notes=("give one of the providers another name",)
                     )
                 elif answered.setdefault(model, provider.deployment) != provider.deployment:
-                    sentence = f'two providers of this origin answer "{model}"; falling back from one to the other is not in this version'
+                    sentence = f'two providers of this origin answer "{model}"; falling back from one deployment to another is not in this version'
                     report.add("config.not_available", sentence, view.value_span(where))
 
 

@@ -32,6 +32,7 @@ from sbctl.config.compiled import (
 from sbctl.config.diagnose import Checked, Report
 from sbctl.config.document import Document, Path
 from sbctl.config.egress_block import EgressReader
+from sbctl.config.external import ExternalReader
 from sbctl.config.file_shape import FileShape
 from sbctl.config.fleet import FleetModel
 from sbctl.config.fleet_loading import written_vars
@@ -157,7 +158,7 @@ class Compilation:
     ) -> CompiledHost:
         if view.proxy.model_host.offline:
             host = replace(host, delivery="push")
-        share = self._share(host, view)
+        share = self._share(host, view, ExternalReader(self.report, secrets, sources, self.keyed))
         password = self._password(host, view, secrets, sources)
         self.meanings[host.name] = share.meaning
         return CompiledHost(
@@ -204,14 +205,14 @@ class Compilation:
         path = FilePath(self.document.path).absolute().parent / FilePath(host.standalone.path).expanduser()
         return StandalonePython(str(path), host.standalone.sha256)
 
-    def _share(self, host: HostSettings, view: HostView) -> _Share:
+    def _share(self, host: HostSettings, view: HostView, externals: ExternalReader) -> _Share:
         """What the host serves; alike hosts get the same objects."""
         names = tuple(name for name, each in view.deployments.items() if _runs(host, each))
         serves = bool(host.roles & {"gateway", "worker"})
         key = (id(view), names, serves, host.delivery)
         if key not in self.shares:
             deployments = {name: replace(view.deployments[name], delivery=host.delivery) for name in names}
-            origins = _origins(view, deployments) if serves else {}
+            origins = _origins(view, deployments, externals) if serves else {}
             proxy = view.proxy.model_copy(update={"admin": view.proxy.admin.model_copy(update={"password": None})})
             self.shares[key] = _Share(proxy, deployments, origins, served_meaning(proxy, deployments, origins))
         return self.shares[key]
@@ -361,7 +362,9 @@ def _runs(host: HostSettings, deployment: CompiledDeployment) -> bool:
     return "worker" in host.roles and all(host.labels.get(key) == value for key, value in required.items())
 
 
-def _origins(view: HostView, deployments: Mapping[str, CompiledDeployment]) -> dict[str, CompiledOrigin]:
+def _origins(
+    view: HostView, deployments: Mapping[str, CompiledDeployment], externals: ExternalReader
+) -> dict[str, CompiledOrigin]:
     """Hostnames with what this host itself can answer; without a cluster nobody else would."""
     found: dict[str, CompiledOrigin] = {}
     for hostname, origin in view.origins.items():
@@ -378,6 +381,7 @@ def _origins(view: HostView, deployments: Mapping[str, CompiledDeployment]) -> d
                 tuple(routes.values()),
                 default,
                 force_ssl=origin.force_ssl and view.proxy.https_bind_port is not None,
+                externals=externals.read(hostname, origin, set(routes), view.origins_view),
             )
     return found
 

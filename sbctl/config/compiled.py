@@ -33,6 +33,7 @@ __all__ = [
     "CompiledConfig",
     "CompiledDeployment",
     "CompiledEgress",
+    "CompiledExternal",
     "CompiledHost",
     "CompiledIdentity",
     "CompiledOrigin",
@@ -121,11 +122,23 @@ class PublicRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledExternal:
+    """An external provider that stands in for deployments. `models`: public names and what they are called there; `keys` are named as files on a host."""
+
+    name: str
+    base_url: str
+    models: Mapping[str, str]
+    keys: tuple[SecretRef, ...]
+    no_prompt_training: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledOrigin:
     hostname: str
     routes: tuple[PublicRoute, ...]
     default_model: str | None = None
     force_ssl: bool = False
+    externals: tuple[CompiledExternal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,11 @@ class ApiKeyModel(Block):
     priority: Literal["interactive", "standard", "batch"] = Field(default="standard", description="Who waits for whom.")
     models: Items[PlainText] | None = Field(default=None, description="Public model names it may use. Unset: all.")
     requests_per_minute: Annotated[int, Field(gt=0, le=1_000_000)] | None = Field(
-        default=None, description="Requests a minute. Unset: no limit."
+        default=None, description="Requests a minute, counted by each host for itself. Unset: no limit."
+    )
+    tokens_per_minute: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = Field(
+        default=None,
+        description="Tokens a minute, read and written together, counted by each host for itself. Unset: no limit.",
     )
 
 

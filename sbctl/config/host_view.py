@@ -103,7 +103,9 @@ class HostViewBuilder:
         check_force_ssl(self.report, served, origins_view, has_https=has_https, accepted=self.accepted)
         raw_admin = view.value.get("admin") if isinstance(view.value, dict) else None
         text = raw_admin.get("password") if isinstance(raw_admin, dict) else None
-        return HostView(proxy, view, origins, origins_view, deployments, catalog, text if isinstance(text, str) else None)
+        return HostView(
+            proxy, view, origins, origins_view, deployments, catalog, text if isinstance(text, str) else None
+        )
 
     def _proxy(self, view: View, variables: Variables) -> ProxyModel | None:
         check_cluster(self.report, view)

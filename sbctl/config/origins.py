@@ -1,16 +1,16 @@
 """`origins` as sb.yml writes them: which hostname exposes which deployment under which public model name (SBproxy, AI providers).
 
-Only an origin of type `ai_proxy` with providers of type `managed_model` is served by sbctl. Other actions and providers stay in the file
-and are named as not managed, so their fields are not read.
+Only an origin of type `ai_proxy` with providers of type `managed_model` is served by sbctl; external providers stand in for them where
+`routing` is `fallback_chain`. Other actions and providers stay in the file and are named as not managed, so their fields are not read.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
-from sbctl.base.field_types import Block, HostName, Id, Items, PlainText
+from sbctl.base.field_types import Block, HostName, Id, Items, PlainText, expected
 
 __all__ = [
     "AiActionModel",
@@ -40,6 +40,7 @@ class ProviderModel(Block):
     )
     base_url: Any = Field(default=None, description="Never with managed_model: the runtime knows the address.")
     api_key: Any = Field(default=None, description="Never with managed_model: there is nobody to authenticate to.")
+    no_prompt_training: bool = Field(default=False, description="Always so: prompts stay on the host.")
 
 
 class ServingProviderModel(Block):
@@ -61,11 +62,42 @@ _NOT_EXTERNAL: dict[str, Any] = {
 }
 
 
+def _check_key(text: str) -> str:
+    if not text.startswith(("env:", "file:", "exec:", "secret:")) or not text.isprintable():
+        raise expected("a reference, never the key itself: env:NAME, file:PATH, exec:COMMAND or secret:NAME")
+    return text
+
+
+KeyReference = Annotated[PlainText, AfterValidator(_check_key)]
+
+
 class ExternalProviderModel(Block):
+    """The form alone: a provider that takes no part in a fallback chain is not read, and may hold whatever SBproxy knows."""
+
     model_config = ConfigDict(extra="allow", json_schema_extra=_NOT_EXTERNAL, defer_build=True)
     noun: ClassVar[str] = "an external provider"
 
-    name: PlainText = Field(description="Name of the provider.")
+    name: PlainText = Field(description="Name of the provider, for logs and metrics.")
+    base_url: PlainText | None = Field(
+        default=None,
+        description="Address of an OpenAI-compatible API, as https://api.example.com/v1. With routing: fallback_chain it answers when the deployment cannot; prompts leave the host then.",
+    )
+    api_key: KeyReference | None = Field(
+        default=None, description="Its key, by reference: env:NAME, file:PATH, exec:COMMAND or secret:NAME."
+    )
+    api_keys: Items[KeyReference] = Field(
+        default=(), max_length=16, description="More keys, by reference: the next is used while one is over its limit."
+    )
+    models: Items[PlainText] = Field(
+        default=(), max_length=256, description="Public model names that it stands in for."
+    )
+    model_map: dict[PlainText, PlainText] = Field(
+        default_factory=dict, max_length=256, description="Public model name to what the model is called there."
+    )
+    no_prompt_training: bool = Field(
+        default=False,
+        description="Say that this provider does not train on prompts: callers who ask for that (x-sbproxy-disallow-prompt-training) are led only there.",
+    )
 
 
 def provider_form(value: Any) -> str:

@@ -47,8 +47,8 @@ FOREIGN: Final[Mapping[str, frozenset[str]]] = {
         max_request_timeout_ms quota_pool rag
     """),
     "origins.*.action.providers.*": _names("""
-        accept_native_credentials_for model_map weight priority enabled max_retries timeout_ms organization api_version host_override
-        disable_forwarded_host_header allow_private_base_url no_prompt_training data_posture service_tier on_key_failure
+        accept_native_credentials_for weight priority enabled max_retries timeout_ms organization api_version host_override
+        disable_forwarded_host_header allow_private_base_url data_posture service_tier on_key_failure
         fallback_credential_id aws_sigv4 bedrock_guardrail
     """),
 }

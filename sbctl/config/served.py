@@ -1,6 +1,7 @@
-"""What of `origins` sbctl serves: origins of type `ai_proxy` with managed providers. All else stays in the file and is named, not read.
+"""What of `origins` sbctl serves: origins of type `ai_proxy` with managed providers, and external ones of a fallback chain. All else stays in
+the file and is named, not read.
 
-Other planes' blocks are taken out here, before variables are put in: a secret of an external provider need not be set to plan.
+Other planes' blocks are taken out here, before variables are put in: a secret of a provider need not be set to plan.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, get_args
 
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Path
+from sbctl.config.external import chained_provider, is_chain
 from sbctl.config.layers import View
 from sbctl.config.origins import OtherActionModel, provider_form
 from sbctl.config.planes import Foreign, accepts, without_foreign
@@ -54,6 +56,7 @@ def _reduced(report: Report, view: View, hostname: str, origin: Any, exposed: se
     providers = action.get("providers")
     if not isinstance(providers, list):
         return origin
+    in_chain = is_chain(action)
     reduced = []
     for index, provider in enumerate(providers):
         form = provider_form(provider)
@@ -67,6 +70,8 @@ def _reduced(report: Report, view: View, hostname: str, origin: Any, exposed: se
             report.add("config.not_available", sentence, view.key_span((*path, "serve")), notes=notes)
             exposed.add(hostname)
             reduced.append({"name": provider.get("name"), "serve": {}})
+        elif isinstance(provider, dict) and in_chain and provider.get("base_url") is not None:
+            reduced.append(chained_provider(report, view, path, provider))
         elif isinstance(provider, dict):
             if "name" in provider:
                 message = "a provider that is not a managed_model is kept, and not served by sbctl"
@@ -74,6 +79,8 @@ def _reduced(report: Report, view: View, hostname: str, origin: Any, exposed: se
             reduced.append({name: value for name, value in provider.items() if name == "name"})
         else:
             reduced.append(provider)
+    if in_chain and any("base_url" in each for each in reduced if isinstance(each, dict)):
+        action = {name: value for name, value in action.items() if name != "routing"}
     return {**origin, "action": {**action, "providers": reduced}}
 
 

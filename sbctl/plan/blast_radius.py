@@ -91,6 +91,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("bundle", "api_keys.*.models", "removed", _HITLESS, "the key may use every model"),
     Row("bundle", "api_keys.*.models", "any", _BREAKING, "the key may lose models"),
     Row("bundle", "api_keys.*.requests_per_minute", "lowered", _BREAKING, "callers may be refused sooner"),
+    Row("bundle", "api_keys.*.tokens_per_minute", "lowered", _BREAKING, "callers may be refused sooner"),
+    Row("bundle", "api_keys.*.tokens_per_minute", "added", _BREAKING, "callers may be refused sooner"),
     Row("bundle", "api_keys.*.**", "added", _HITLESS, "nobody uses it yet"),
     Row("bundle", "api_keys.*.**", "removed", _BREAKING, "callers with this key are refused"),
     Row("bundle", "api_keys.*.sha256", "any", _BREAKING, "callers with the old key are refused"),
