@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _VALUE_MAX_CHARS: Final = 200
+_PLACES_MAX: Final = 3
 _BOUND_WORDS: Final = {
     "gt": "more than {}", "ge": "at least {}", "lt": "less than {}", "le": "at most {}",
     "min_length": "at least {} entries", "max_length": "at most {} entries",
@@ -132,9 +133,16 @@ def explain_field(field: str, file: FilePath | None, environ: Mapping[str, str])
         default=default_in_words(info),
         bounds=tuple(bounds_in_words(info)),
         managed=True,
-        fields=tuple(field_lines(place.block)) if place.block is not None else (),
+        fields=_fields(place),
         written=tuple(_written(document, step, environ)) if document is not None and words else (),
     )
+
+
+def _fields(place: Place) -> tuple[FieldLine, ...]:
+    """The fields of a block; of a map or a list of blocks those that each of them has."""
+    inner = children_of(place).named
+    block = place.block or (inner.block if inner is not None else None)
+    return tuple(field_lines(block)) if block is not None else ()
 
 
 class _ForeignError(Exception):
@@ -192,11 +200,35 @@ def _no_such_field(head: str, step: _Step, fields: Mapping[str, Place]) -> None:
     names = sorted({*fields, *foreign_names(pattern)})
     close = did_you_mean(head, names)
     where = step.place.dotted or "sb.yml"
+    below = _places_called(head, step.place)
+    if below:
+        next_step = (
+            f"that name is at {', '.join(below[:_PLACES_MAX])}{' and elsewhere' if len(below) > _PLACES_MAX else ''}"
+        )
+    else:
+        next_step = f'did you mean "{close}"?' if close else f"fields: {', '.join(names) or 'none'}"
     raise InputError(
         "config.unknown_field",
         f'"{display_safe(head, max_chars=64)}" is not a field of {where}',
-        next_step=f'did you mean "{close}"?' if close else f"fields: {', '.join(names) or 'none'}",
+        next_step=next_step,
     )
+
+
+def _places_called(name: str, top: Place) -> list[str]:
+    """Where a field of this name stands further in, the nearest first."""
+    found: list[str] = []
+    seen: set[object] = set()
+    level = [top]
+    while level:
+        inner: list[Place] = []
+        for place in level:
+            known = children_of(place)
+            inner += [known.named] if known.named is not None else []
+            inner += [each for each in known.fields.values() if each.block is None or each.block not in seen]
+            seen.update(each.block for each in known.fields.values() if each.block is not None)
+            found += [each.dotted for field, each in known.fields.items() if field == name]
+        level = inner
+    return list(dict.fromkeys(found))
 
 
 def _foreign(field: str, pattern: str, document: Document | None) -> Explanation:

@@ -70,6 +70,24 @@ def test_a_field_and_where_it_is_written(file: Path, field: str, dotted: str, wr
     assert [each.value for each in explanation.written] == written
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_concurrency", "that name is at proxy.model_host.deployments.max_concurrency"),
+        ("fleet.identity_file", "that name is at fleet.ssh.identity_file"),
+    ],
+)
+def test_a_name_that_stands_further_in_is_found(name: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        explain_field(name, None, {})
+    assert (caught.value.next_step or "").startswith(said)
+
+
+def test_a_map_or_a_list_of_blocks_tells_the_fields_of_each() -> None:
+    for field, inner in (("proxy.model_host.deployments", "max_concurrency"), ("origins.action.providers", "models")):
+        assert inner in {line.name for line in explain_field(field, None, {}).fields}
+
+
 def test_layers_are_named_with_their_place(file: Path) -> None:
     explanation = explain_field("proxy.http_bind_port", file, {})
     assert shown(explanation)[:2] == [
