@@ -1,4 +1,4 @@
-"""Requests a minute, by key: a bucket that refills evenly, so a burst may use what the last minute left over."""
+"""Requests a minute, by a caller's name or address: a bucket that refills evenly, so a burst may use what the last minute left over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RateLimiter:
         if not allowed:
             raise RefusedError(
                 "rate_limited",
-                f"this key may make {per_minute} requests a minute",
+                f"{per_minute} requests a minute are allowed",
                 retryable=True,
                 detail={"retry_after_s": (1 - tokens) * 60 / per_minute},
             )

@@ -210,3 +210,55 @@ def test_no_permit_is_lost_or_invented(steps: list[tuple[str, Priority]], active
         assert (gate.active, gate.queued) == (0, 0)
 
     in_virtual_time(work)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["interactive", "standard", "batch"]), min_size=20, max_size=60))
+def test_whoever_is_first_of_its_class_waits_for_nine_others_at_most(arrivals: list[Priority]) -> None:
+    async def work() -> None:
+        gate = _gate(queued=1000, timeout_ms=3_600_000)
+        held = await gate.acquire("standard")
+        lines: dict[Priority, list[asyncio.Task[Permit]]] = {"interactive": [], "standard": [], "batch": []}
+        passed = dict.fromkeys(lines, 0)
+
+        async def arrive(priority: Priority) -> None:
+            lines[priority].append(asyncio.create_task(gate.acquire(priority)))
+            await settle(2)
+
+        for priority in (*lines, *arrivals[:10]):
+            await arrive(priority)
+        for priority in (*arrivals[10:], *(["interactive"] * 12)):
+            await arrive(priority)
+            held.release()
+            await settle(2)
+            (served,) = [name for name, line in lines.items() if line and line[0].done()]
+            held = lines[served].pop(0).result()
+            for name, line in lines.items():
+                passed[name] = passed[name] + 1 if line and name != served else 0
+                assert passed[name] <= 9, name
+        for task in (task for line in lines.values() for task in line):
+            task.cancel()
+        await settle(4)
+        held.release()
+        assert (gate.active, gate.queued) == (0, 0)
+
+    in_virtual_time(work)
+
+
+def test_batch_is_served_between_callers_of_a_higher_class_that_never_end() -> None:
+    async def work() -> int:
+        gate = _gate(queued=100, timeout_ms=3_600_000)
+        held = await gate.acquire("interactive")
+        batch = asyncio.create_task(gate.acquire("batch"))
+        await settle(2)
+        served = 0
+        while not batch.done():
+            following = asyncio.create_task(gate.acquire("interactive"))
+            await settle(2)
+            held.release()
+            await settle(2)
+            if following.done():
+                held, served = following.result(), served + 1
+        return served
+
+    assert in_virtual_time(work) == 8

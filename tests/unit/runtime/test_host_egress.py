@@ -11,9 +11,9 @@ from sbctl.base.errors import InputError
 from sbctl.base.secret import Secret
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import node_paths
-from sbctl.runtime.egress import host_fetch_settings
+from sbctl.runtime.egress import host_fetch_settings, provider_key
 from sbctl.runtime.nodeops.context import NodeContext
-from sbctl.runtime.nodeops.runtime_ops import _egress_secrets
+from sbctl.runtime.nodeops.runtime_ops import _egress_secrets, _forget_secrets
 from sbctl.runtime.nodeops.units import render_units
 
 CONFIG = RuntimeConfig(lineage="L", host="h", egress=Egress(secrets=("hf_token",)))
@@ -56,3 +56,22 @@ def test_systemd_hands_over_exactly_what_is_configured(tmp_path: Path) -> None:
     for config, count in ((CONFIG, 1), (RuntimeConfig(lineage="L", host="h"), 0)):
         unit = render_units("system", paths, tmp_path, config)["sbctl-runtime.service"].decode()
         assert unit.count("LoadCredential=hf_token:") == count
+
+
+def test_keys_of_external_providers_come_and_go_like_the_secrets_of_egress(tmp_path: Path) -> None:
+    name = "provider_key_0123456789abcdef"
+    config = RuntimeConfig(lineage="L", host="h", provider_keys=(name,))
+    sent = _egress_secrets(context(tmp_path, **{name: b"canary"}), config)
+    [(path, value)] = sent.items()
+    assert (path.name, value) == (name, b"canary")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(value)
+    paths = context(tmp_path).paths
+    assert provider_key(paths, {}, name) == Secret(b"canary")
+    unit = render_units("system", paths, tmp_path, config)["sbctl-runtime.service"].decode()
+    assert f"LoadCredential={name}:{path}" in unit
+    (path.parent / "admin_password").write_bytes(b"stays")
+    _forget_secrets(paths, config)
+    assert path.exists()
+    _forget_secrets(paths, CONFIG)
+    assert [each.name for each in path.parent.iterdir()] == ["admin_password"]
