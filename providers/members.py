@@ -14,6 +14,7 @@ from typing import Any
 from providers.engine_policy import engine_policy
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
+from sbctl.base.field_types import byte_size
 from sbctl.base.ids import Address
 from sbctl.config.compiled import CompiledDeployment, CompiledExternal, CompiledOrigin
 from sbctl.trust.bundle import AdapterMember, DeploymentMember, ExternalMember, OriginMember
@@ -105,6 +106,7 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
         queue_timeout_ms=model.queue_timeout_ms,
         rollout=model.rollout,
         context_length=deployment.context_length,
+        memory_bytes=byte_size(model.memory) if model.memory is not None else None,
         mode=deployment.mode,
         kv_quant=model.kv_quant,
         adapters=tuple(

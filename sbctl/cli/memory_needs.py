@@ -14,29 +14,26 @@ from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.base.display import format_bytes, plural
 from sbctl.base.field_types import byte_size
 from sbctl.config.compiled import CompiledDeployment, CompiledHost
-from sbctl.engines.fit import with_margin
-from sbctl.engines.memory import Figure, ReplicaLaunch, figure_of, memory_key, smaller_launches
+from sbctl.engines.memory import (
+    Figure,
+    ReplicaLaunch,
+    figure_of,
+    memory_key,
+    planned_bytes,
+    smaller_launches,
+    usable_device_bytes,
+    usable_host_bytes,
+)
 from sbctl.node.snapshot import HostFacts, NodeSnapshot
 
 __all__ = ["DeploymentNeed", "HostNeeds", "need_body", "needs_of", "usable_bytes"]
 
-_CPU_MEMORY_FRACTION: Final = 0.7
-"""Of a machine's memory, what models may take."""
-_DEVICE_MEMORY_FRACTION: Final = 0.9
 _OTHER_HOST: Final = "another variant, model or host (required_labels)"
 
 
 def usable_bytes(snapshot: NodeSnapshot) -> int:
     """Of the host's memory, or of what its control group leaves of it, what models may take."""
-    facts = snapshot.host
-    limit = facts.memory_limit_bytes
-    total = facts.memory_total_bytes if limit is None else min(limit, facts.memory_total_bytes)
-    return int(total * _CPU_MEMORY_FRACTION)
-
-
-def _device_bytes(facts: HostFacts) -> int:
-    told = (gpu.get("memory_total_bytes") for gpu in facts.gpus)
-    return int(sum(size for size in told if isinstance(size, int)) * _DEVICE_MEMORY_FRACTION)
+    return usable_host_bytes(snapshot.host.memory_total_bytes, snapshot.host.memory_limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ def needs_of(host: CompiledHost, snapshot: NodeSnapshot) -> HostNeeds:
     """By what the catalog recorded, what lies in the host's cache, and what was seen there."""
     shapes = {one.artifact: one.shape for one in snapshot.artifacts if one.shape is not None}
     observed = {one.key: one.observed_bytes for one in snapshot.memory}
-    usable, devices = usable_bytes(snapshot), _device_bytes(snapshot.host)
+    usable, devices = usable_bytes(snapshot), usable_device_bytes(snapshot.host.gpus)
     margin = host.model_host.safety_margin
     found = []
     for deployment in host.deployments.values():
@@ -154,7 +151,7 @@ def _on_device(deployment: CompiledDeployment, facts: HostFacts) -> bool:
     """For a build of ours that is made for devices. A program of the user's is started with every layer on the processor."""
     policy = deployment.engine_policy
     built_for_one = policy.launch == "binary" and policy.path is None and policy.acceleration in ("cuda", "vulkan")
-    return built_for_one and _device_bytes(facts) > 0
+    return built_for_one and usable_device_bytes(facts.gpus) > 0
 
 
 def _launch(deployment: CompiledDeployment, *, on_device: bool) -> ReplicaLaunch:
@@ -185,11 +182,7 @@ def _with_margin(figure: Figure, deployment: CompiledDeployment, margin: float) 
     """Of all replicas, on the host and on devices. Adapters weigh what their files do."""
     replicas = deployment.model.replicas
     adapters = sum(adapter.artifact.total_bytes for adapter in deployment.adapters)
-    on_host, on_device = figure.host_bytes, figure.device_bytes
-    if figure.source == "estimate":
-        on_host, on_device = (on_host, on_device + adapters) if on_device else (on_host + adapters, on_device)
-    if figure.source in ("estimate", "observed"):
-        on_host, on_device = with_margin(on_host, margin), with_margin(on_device, margin)
+    on_host, on_device = planned_bytes(figure, adapter_bytes=adapters, safety_margin=margin)
     return on_host * replicas, on_device * replicas
 
 

@@ -16,17 +16,30 @@ from sbctl.artifacts.formats.shape import Certainty, ModelShape
 from sbctl.base.digests import fingerprint
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import EngineError
-from sbctl.engines.fit import CONTEXT_CHECKPOINTS, LaunchShape, MemoryNeed, need_of
+from sbctl.engines.fit import CONTEXT_CHECKPOINTS, LaunchShape, MemoryNeed, need_of, with_margin
 from sbctl.engines.flag_tables import kv_cache_type
 from sbctl.engines.flags import parse_extra_args
 
-__all__ = ["CPU", "Figure", "ReplicaLaunch", "figure_of", "memory_key", "smaller_launches"]
+__all__ = [
+    "CPU",
+    "Figure",
+    "ReplicaLaunch",
+    "figure_of",
+    "memory_key",
+    "planned_bytes",
+    "smaller_launches",
+    "usable_device_bytes",
+    "usable_host_bytes",
+]
 
 CPU: Final = "cpu"
 """The device of an engine that computes on the processor."""
 
 Source = Literal["declared", "observed", "estimate", "catalog"]
 _UBATCH: Final = 512
+_CPU_MEMORY_FRACTION: Final = 0.7
+"""Of a machine's memory, what models may take."""
+_DEVICE_MEMORY_FRACTION: Final = 0.9
 _ALL_LAYERS: Final = 1 << 20
 _LEAST_CONTEXT: Final = 512
 
@@ -134,6 +147,29 @@ def figure_of(
         return Figure(need.host_bytes, need.device_bytes, "estimate", need.certainty, need, need.reason)
     on_host, on_device = (0, catalog_bytes) if launch.on_device else (catalog_bytes, 0)
     return Figure(on_host, on_device, "catalog", "unknown", reason="the header of its weights is not known")
+
+
+def planned_bytes(figure: Figure, *, adapter_bytes: int, safety_margin: float) -> tuple[int, int]:
+    """What is set aside for one replica, on the host and on devices: an estimate with its adapters' files, which it does not know, and what is
+    not said by somebody with the margin on top.
+    """
+    on_host, on_device = figure.host_bytes, figure.device_bytes
+    if figure.source == "estimate":
+        on_host, on_device = (on_host, on_device + adapter_bytes) if on_device else (on_host + adapter_bytes, on_device)
+    if figure.source in ("estimate", "observed"):
+        on_host, on_device = with_margin(on_host, safety_margin), with_margin(on_device, safety_margin)
+    return on_host, on_device
+
+
+def usable_host_bytes(total_bytes: int, limit_bytes: int | None) -> int:
+    """Of a machine's memory, or of what its control group leaves of it, what models may take."""
+    return int((total_bytes if limit_bytes is None else min(limit_bytes, total_bytes)) * _CPU_MEMORY_FRACTION)
+
+
+def usable_device_bytes(gpus: Iterable[Mapping[str, object]]) -> int:
+    """Of all devices together, as `HostFacts.gpus` tells of them."""
+    told = (gpu.get("memory_total_bytes") for gpu in gpus)
+    return int(sum(size for size in told if isinstance(size, int)) * _DEVICE_MEMORY_FRACTION)
 
 
 def memory_key(artifact: str, engine: str, version: str, launch: ReplicaLaunch, device: str = CPU) -> str:

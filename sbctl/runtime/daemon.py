@@ -22,20 +22,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from sbctl import __version__
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import HostError, LockedError, SbctlError
 from sbctl.base.flock import FileLock
 from sbctl.base.fs import remove_file
 from sbctl.engines.model import UNIX_PATH_MAX_BYTES
+from sbctl.node.devices import nvidia_devices
+from sbctl.node.machine import memory_limit
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.node.records import EventKind
 from sbctl.runtime.admin import AdminPlane
+from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.control import control_app
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.egress import host_fetch_settings, provider_key
-from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
 from sbctl.runtime.event_log import EventLog, EventSink
 from sbctl.runtime.event_loop import run_in_loop, settle
@@ -45,6 +49,7 @@ from sbctl.runtime.gateway.server import App, GatewayServer
 from sbctl.runtime.https_only import HttpsOnly
 from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.key_limits import KeyLimits
+from sbctl.runtime.jobs import Jobs
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.listeners import Listener
@@ -59,6 +64,7 @@ from sbctl.runtime.provision import quiet
 from sbctl.runtime.public_tls_service import HeldCertificate, with_certificate
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.replica_room import budget_of
 from sbctl.runtime.residency import Residency
 from sbctl.runtime.routes import is_loopback
 from sbctl.runtime.settings import Settings, admin_password, load_settings, load_trust, prepare_directories
@@ -86,9 +92,13 @@ class Daemon:
         prepare_directories(paths, (paths.engine_records, paths.state / "run"))
         self._metrics = RuntimeMetrics()
         self._store = RuntimeStore(paths.database, paths.bundle)
+        self._jobs = Jobs(self._store, SYSTEM_CLOCK)
         self._events = EventLog(paths.database, SYSTEM_CLOCK)
         self._drain = Drain(paths, self._events)
         self._host = _engine_host(paths, os.environ, self._events)
+        budget = budget_of(
+            psutil.virtual_memory().total, memory_limit(), nvidia_devices().gpus, config.max_resident_models
+        )
         self._provisioner = provisioner = NodeProvisioner(
             paths,
             settings.cache_directory,
@@ -99,6 +109,8 @@ class Daemon:
             events=self._events,
             fetch_settings=lambda: host_fetch_settings(config, paths, os.environ),
             metrics=self._metrics.weights,
+            has_devices=budget.device_bytes is not None,
+            safety_margin=config.safety_margin,
         )
         self._reconciler = Reconciler(
             scope=config.host,
@@ -106,14 +118,16 @@ class Daemon:
             store=self._store,
             ports=ReplicaPorts(
                 LaunchPorts(self._host, provisioner),
-                Residency(config.max_resident_models),
+                Residency(budget),
                 launched=self._metrics.launched,
                 events=self._events,
             ),
             clock=SYSTEM_CLOCK,
             drain_s=config.shutdown_deadline_ms / 1000,
+            handoff_s=config.handoff_timeout_ms / 1000,
             parallel_prepares=config.max_parallel_prepares,
             by_hand=settings.started_by_hand,
+            admin_managed=config.authority == "admin_managed" and not settings.started_by_hand,
         )
         self._metrics.watch(self._reconciler)
         self._identity = HeldIdentity(paths, SYSTEM_CLOCK) if config.identity else None
@@ -124,7 +138,6 @@ class Daemon:
             self._certificate = HeldCertificate(paths, config, os.environ, SYSTEM_CLOCK, self._events)
             self._certificate.start()
             self._metrics.watch_certificate(self._certificate.tls)
-            admin_managed=config.authority == "admin_managed" and not settings.started_by_hand,
         self._externals = ExternalProviders(
             lambda: host_fetch_settings(config, paths, os.environ),
             lambda name: provider_key(paths, os.environ, name),
@@ -220,9 +233,8 @@ class Daemon:
             self._admin_url = base_url(admin)
             plane = AdminPlane(
                 self._reconciler,
-                self._store,
+                self._jobs,
                 self._metrics,
-                clock=SYSTEM_CLOCK,
                 desired=AdminDesired(
                     self._reconciler, authority=config.authority, started_by_hand=self._settings.started_by_hand
                 ),
@@ -232,7 +244,7 @@ class Daemon:
                 bind=config.admin_bind,
             )
             self._will_listen(Listener(plane.app()), admin)
-        app = with_identity(control_app(self._reconciler, self.status, self._drain), self._identity)
+        app = with_identity(control_app(self._reconciler, self._jobs, self.status, self._drain), self._identity)
         control = Listener(with_certificate(app, self._certificate))
         self._listeners.append(control)
         await control.start(_bind_unix(self._settings.paths.control_socket))

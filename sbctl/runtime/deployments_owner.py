@@ -30,8 +30,17 @@ class DeploymentsOwner:
         self.owned: DeploymentsRevision | None = None
         self._store = store
 
-    async def read(self) -> None:
-        """Raises StateError `runtime.state_damaged`."""
+    async def restore(self, content: BundleContent) -> BundleContent:
+        """What should run after a start, when `content` was accepted before. An authority that became the API's starts with what ran.
+
+        Raises StateError `runtime.state_damaged`, SbctlError `store_failed`.
+        """
+        if self.admin_managed:
+            await asyncio.to_thread(self._store.seed_admin_deployments, content.deployments)
+            await self._read()
+        return self.wanted(content)
+
+    async def _read(self) -> None:
         if self.admin_managed:
             self.owned = await asyncio.to_thread(self._store.admin_deployments)
 
@@ -42,7 +51,7 @@ class DeploymentsOwner:
     async def accept(self, verified: VerifiedBundle, envelope: str) -> None:
         """Raises SbctlError `store_failed`: nothing changed."""
         await asyncio.to_thread(self._store.accept, verified, envelope, admin_managed=self.admin_managed)
-        await self.read()
+        await self._read()
 
     async def replace(
         self,

@@ -6,12 +6,14 @@ What the engine was started with never changes inside a generation; what only th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sbctl.base.digests import fingerprint
-from sbctl.base.errors import EngineError
+from sbctl.base.display import plural
+from sbctl.base.errors import EngineError, RefusedError, SbctlError
 from sbctl.node.snapshot import DeploymentState
 from sbctl.runtime.admission import AdmissionError, Permit, Priority
 from sbctl.runtime.engine_host import EngineLabel
@@ -34,8 +36,9 @@ _STATE_ORDER: Final = (
     ReplicaPhase.CONFIGURED,
 )
 _POLICY_FIELDS: Final = frozenset(
-    {"pull", "warm", "cold_start", "keep_alive_secs", "max_queue_depth", "queue_timeout_ms", "rollout"}
+    {"pull", "warm", "cold_start", "keep_alive_secs", "max_queue_depth", "queue_timeout_ms", "rollout", "memory_bytes"}
 )
+_DRAIN_LOOK_S: Final = 0.05
 _WEIGHT_FIELDS: Final = frozenset({"artifact", "format", "files"})
 
 
@@ -77,7 +80,9 @@ class Generation:
         self.replicas = tuple(
             Replica(EngineLabel(deployment, index, number), member, ports) for index in range(member.replicas)
         )
+        self._ports = ports
         self._cold_waiters = 0
+        self._waking: dict[Replica, asyncio.Task[None]] = {}
         self._admits = asyncio.Event()
         self._admits.set()
 
@@ -106,6 +111,42 @@ class Generation:
 
     async def stop(self, by: StoppedBy | None, *, drain_s: float) -> None:
         await _all(replica.stop(by, drain_s=drain_s) for replica in self.replicas)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Returns when nothing runs or waits at a gate; who comes meanwhile is up to `hold`. Raises EngineError `drain_timeout`."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while any(replica.gate.active or replica.gate.queued for replica in self.replicas):  # noqa: ASYNC110 - several gates, rarely
+                    await asyncio.sleep(_DRAIN_LOOK_S)
+        except TimeoutError:
+            active = sum(replica.gate.active for replica in self.replicas)
+            raise EngineError(
+                "drain_timeout",
+                f"{plural(active, 'request')} still ran after {deadline_s:g} s, and is not cut off for a change",
+                next_step="apply again later, raise handoff_timeout_ms, or stop the model first",
+                retryable=True,
+            ) from None
+
+    @property
+    def has_unended(self) -> bool:
+        """Whether an engine of it did not end when it should."""
+        return any(replica.unended is not None for replica in self.replicas)
+
+    async def end_what_is_left(self) -> None:
+        """Raises EngineError `engine_shutdown_failed`."""
+        await _all(replica.end_what_is_left() for replica in self.replicas)
+
+    async def prepare(self, progress: Progress = quiet) -> None:
+        """Weights and build in place, no engine started. Raises what preparing raises."""
+        await self._ports.launch.provisioner.prepare(self.member, progress)
+        for replica in self.replicas:
+            replica.note_cached()
+
+    async def evict(self) -> None:
+        """End engines that have no request. Raises RefusedError `deployment_busy` when one has."""
+        await _all(replica.unload("an operator freed its memory") for replica in self.replicas)
+        if self.ready_replicas:
+            raise RefusedError("deployment_busy", "it has requests: only an idle engine is evicted", retryable=True)
 
     def hold(self) -> None:
         """Requests wait instead of starting a replica again: this generation is being replaced."""
@@ -137,6 +178,9 @@ class Generation:
         while True:
             await self._not_held(deadline_s - loop.time())
             replica = self._pick(avoid)
+            if replica.place.is_giving_way:
+                await self._wait_cold(replica.place.until_turn(), deadline_s - loop.time())
+                continue
             if not replica.is_ready:
                 await self._activate(replica, deadline_s - loop.time())
             try:
@@ -165,6 +209,7 @@ class Generation:
             self.replicas,
             key=lambda replica: (
                 not replica.is_ready,
+                replica.place.is_giving_way,
                 replica in avoid,
                 replica.gate.active + replica.gate.queued,
                 replica.label.replica,
@@ -174,14 +219,27 @@ class Generation:
     async def _activate(self, replica: Replica, remaining_s: float) -> None:
         if replica.stopped_by == "operator":
             raise EngineError("stopped", "an operator stopped this model", retryable=True)
+        if self.member.cold_start == "fallback":
+            self._wake(replica)
         if self.member.cold_start != "wait":
             raise EngineError("no_ready_replica", "the model is not loaded", retryable=True)
+        await self._wait_cold(replica.load("request"), remaining_s)
+
+    def _wake(self, replica: Replica) -> None:
+        """Load it for the requests to come; this one is answered elsewhere. One such load a replica at a time."""
+        if replica not in self._waking:
+            task = self._waking[replica] = asyncio.create_task(_load_quietly(replica))
+            task.add_done_callback(lambda _: self._waking.pop(replica, None))
+
+    async def _wait_cold(self, ready: Coroutine[Any, Any, None], remaining_s: float) -> None:
+        """No more of them than a ready replica would let run and wait."""
         if self._cold_waiters >= self.member.max_queue_depth + self.member.max_concurrency:
+            ready.close()
             raise AdmissionError("queue_full", "too many requests wait for this model", retry_after_s=1.0)
         self._cold_waiters += 1
         try:
             async with asyncio.timeout(max(0.0, remaining_s)):
-                await replica.load("request")
+                await ready
         except TimeoutError:
             raise AdmissionError(
                 "queue_timeout", "the model did not become ready in time; it goes on loading", retry_after_s=5.0
@@ -202,6 +260,12 @@ class Generation:
             replicas=tuple(replica.state() for replica in self.replicas),
             last_error=None if failed is None else failed.message[:512],
         )
+
+
+async def _load_quietly(replica: Replica) -> None:
+    """What goes wrong is told by the replica's state."""
+    with contextlib.suppress(SbctlError):
+        await replica.load("request")
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:

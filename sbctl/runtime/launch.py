@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from sbctl.runtime.engine_host import EngineHost, EngineLabel, RunningEngine
 from sbctl.runtime.provision import Progress, Provisioner
 from sbctl.runtime.readiness import ProgressWatch, WatchTimes, await_ready
 from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["AwaitReady", "LaunchPorts", "Launched", "end_engine", "launch_engine"]
@@ -59,14 +60,17 @@ async def launch_engine(
     *,
     token: bool,
     entered: Callable[[ReplicaPhase], None],
+    take_room: Callable[[Room], Awaitable[None]],
     progress: Progress,
 ) -> Launched:
-    """Returns a ready engine; `token` asks for one produced token. `entered` is told of cached and preparing.
+    """Returns a ready engine; `token` asks for one produced token. `entered` is told of cached and preparing; `take_room` returns when
+    the host has room for it, and the caller gives that back.
 
     Raises SbctlError of whichever stage failed. Cancelled or failed: the process tree is gone before this returns.
     """
     prepared = await ports.provisioner.prepare(member, progress)
     entered(ReplicaPhase.CACHED)
+    await take_room(await ports.provisioner.room(member, prepared))
     spec = ports.provisioner.launch(member, prepared, deployment=label.deployment)
     entered(ReplicaPhase.PREPARING)
     driver = ports.provisioner.driver(member.engine.engine)

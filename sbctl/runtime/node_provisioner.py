@@ -32,7 +32,10 @@ from sbctl.runtime.assigned import assigned_artifacts
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.listener_proof import free_loopback_port
 from sbctl.runtime.log import get_log
+from sbctl.runtime.observed_memory import observed_memory
 from sbctl.runtime.provision import Prepared, Progress
+from sbctl.runtime.replica_room import room_of
+from sbctl.runtime.room import Room
 from sbctl.runtime.weight_metrics import WeightMetrics
 from sbctl.trust.bundle import DeploymentMember, EnginePolicy
 
@@ -61,6 +64,8 @@ class NodeProvisioner:
         events: EventSink = NO_EVENTS,
         fetch_settings: Callable[[], FetchSettings] = _no_settings,
         metrics: WeightMetrics | None = None,
+        has_devices: bool = False,
+        safety_margin: float = 0.0,
     ) -> None:
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
@@ -70,6 +75,8 @@ class NodeProvisioner:
         self._events = events
         self._fetch_settings = fetch_settings
         self._metrics = metrics if metrics is not None else WeightMetrics(CollectorRegistry())
+        self._has_devices = has_devices
+        self._safety_margin = safety_margin
         self._used: frozenset[str] | None = None
         """As `keep_only` said last."""
         self._new_socket = new_socket
@@ -187,6 +194,20 @@ class NodeProvisioner:
         self._used = artifacts
         for artifact in set(self._leases) - artifacts:
             self._leases.pop(artifact).release()
+
+    async def room(self, member: DeploymentMember, prepared: Prepared) -> Room:
+        return await asyncio.to_thread(self._room, member, prepared.build.version)
+
+    def _room(self, member: DeploymentMember, version: str) -> Room:
+        entry = self._cache.entry(member.artifact.artifact)
+        return room_of(
+            member,
+            version,
+            shape=None if entry is None else entry.shape,
+            observed=observed_memory(self._paths.state),
+            has_devices=self._has_devices,
+            safety_margin=self._safety_margin,
+        )
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
         request = LaunchRequest(

@@ -20,8 +20,8 @@ from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.ids import is_digest
 from sbctl.base.limits import MIB
-from sbctl.engines.memory import ReplicaLaunch, memory_key
 from sbctl.runtime.log import get_log
+from sbctl.runtime.replica_room import kind_of_process
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["FILE_NAME", "ObservedMemory", "Running", "observed_memory", "peak_bytes"]
@@ -44,17 +44,7 @@ class Running:
 
     @property
     def key(self) -> str:
-        member = self.member
-        launch = ReplicaLaunch(
-            context_length=member.context_length,
-            slots=member.max_concurrency,
-            kv_quant=member.kv_quant,
-            mode=member.mode,
-            extra_args=tuple(member.extra_args),
-            launch=member.engine.launch,
-            adapters=tuple(adapter.artifact.artifact for adapter in member.adapters),
-        )
-        return memory_key(member.artifact.artifact, member.engine.engine, self.version, launch)
+        return kind_of_process(self.member, self.version)
 
 
 def peak_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from sbctl.engines.driver import EngineDriver
 from sbctl.engines.model import Adapter, EngineBuild, LaunchSpec
+from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Prepared", "Progress", "Provisioner", "quiet"]
@@ -46,6 +47,10 @@ class Provisioner(Protocol):
 
         Raises ArtifactError `artifact_not_ready` and what fetching raises; EngineError as `check_engine`.
         """
+        ...
+
+    async def room(self, member: DeploymentMember, prepared: Prepared) -> Room:
+        """What one replica takes of this host, margin included."""
         ...
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:

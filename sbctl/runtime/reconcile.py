@@ -33,8 +33,12 @@ from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
 __all__ = ["Action", "Reconciler"]
 
-Action = Literal["load", "stop", "reset"]
+Action = Literal["load", "stop", "drain", "evict", "pull", "reset"]
+_STOPS: Final = ("stop", "drain")
+_LONG_DRAIN_S: Final = 24 * 3600.0
 _TAKE_OVER_S: Final = 30.0
+_END_AGAIN_FIRST_S: Final = 5.0
+_END_AGAIN_CAP_S: Final = 60.0
 
 
 class Reconciler:
@@ -50,12 +54,13 @@ class Reconciler:
         clock: Clock,
         drain_s: float,
         parallel_prepares: int,
+        handoff_s: float = 60.0,
         by_hand: bool = False,
+        admin_managed: bool = False,
     ) -> None:
         self.routes = RouteTable()
         self.generations: dict[str, Generation] = {}
         self.revision = 0
-        admin_managed: bool = False,
         """Counts commits of this process."""
         self._accepted: AcceptedBundle | None = None
         self._scope = scope
@@ -65,13 +70,14 @@ class Reconciler:
         self._events = ports.events
         self._clock = clock
         self._drain_s = drain_s
+        self._handoff_s = handoff_s
         self._parallel_prepares = parallel_prepares
         self._by_hand = by_hand
+        self._owner = DeploymentsOwner(store, admin_managed=admin_managed)
         self._bringing_back = asyncio.Semaphore(parallel_prepares)
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
-        self._owner = DeploymentsOwner(store, admin_managed=admin_managed)
         self._log = get_log("reconcile")
 
     # Reading
@@ -86,13 +92,9 @@ class Reconciler:
             key_epoch=payload.key_epoch,
             signer=self._accepted.signer,
             origins={name: member_digest(origin) for name, origin in payload.content.origins.items()},
+            deployments_revision=None if self._owner.owned is None else self._owner.owned.revision,
         )
 
-    @property
-    def is_changing(self) -> bool:
-            deployments_revision=None if self._owner.owned is None else self._owner.owned.revision,
-        """Whether a bundle is being applied or cleared, perhaps for an operator who is gone."""
-        return self._lock.locked()
     def owned(self) -> DeploymentsRevision | None:
         """The admin API's own deployments; None before its store has any, and where it does not own them."""
         return self._owner.owned
@@ -101,6 +103,10 @@ class Reconciler:
         """The deployments of the accepted bundle, whoever owns what runs."""
         return {} if self._accepted is None else self._accepted.payload.content.deployments
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a bundle is being applied or cleared, perhaps for an operator who is gone."""
+        return self._lock.locked()
 
     def deployments(self) -> tuple[DeploymentState, ...]:
         return tuple(self.generations[name].state() for name in sorted(self.generations))
@@ -116,9 +122,9 @@ class Reconciler:
         self._accepted = await asyncio.to_thread(self._store.accepted)
         if self._accepted is None:
             return
-        await self._owner.read()
-        content = self._owner.wanted(self._accepted.payload.content)
+        content = await self._owner.restore(self._accepted.payload.content)
         stopped = await asyncio.to_thread(self._store.stopped)
+        waiting = []
         for name, member in content.deployments.items():
             generation = Generation(name, next(self._numbers), member, self._ports)
             self.generations[name] = generation
@@ -126,8 +132,11 @@ class Reconciler:
                 for replica in generation.replicas:
                     replica.note_stopped()
             elif member.warm or member.pull == "on_boot":
-                self._spawn(self._bring_back(generation))
+                waiting.append(generation)
+        # What runs already has its memory: its place comes before those of engines that are to be started.
         await self._take_over(adopted)
+        for generation in waiting:
+            self._spawn(self._bring_back(generation))
         self._swap(content)
 
     async def apply_content(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
@@ -138,14 +147,6 @@ class Reconciler:
         async with self._lock:
             return await self._change_to(content, nothing_durable, progress)
 
-    async def apply_bundle(self, envelope: str, expected_revision: int | None, progress: Progress) -> dict[str, Any]:
-        """Returns {"revision", "content_digest", "report"}.
-
-        A repeat of the accepted bundle starts again what was stopped or failed. Raises what `verify_bundle` raises; RefusedError
-        `bundle.revision_conflict` when the accepted revision is another than expected, `bundle.no_trust`, `runtime.started_by_hand`; what
-        preparing and starting raise, with the deployment's address.
-        """
-        async with self._lock:
     async def replace_deployments(
         self, deployments: Mapping[str, DeploymentMember], expected_revision: int | None
     ) -> tuple[DeploymentsRevision, dict[str, Any]]:
@@ -167,6 +168,14 @@ class Reconciler:
             self._events.tell(EventKind.BUNDLE_ACCEPTED, f"deployments, revision {new.revision}, by the admin API")
             return new, report
 
+    async def apply_bundle(self, envelope: str, expected_revision: int | None, progress: Progress) -> dict[str, Any]:
+        """Returns {"revision", "content_digest", "report"}.
+
+        A repeat of the accepted bundle starts again what was stopped or failed. Raises what `verify_bundle` raises; RefusedError
+        `bundle.revision_conflict` when the accepted revision is another than expected, `bundle.no_trust`, `runtime.started_by_hand`; what
+        preparing and starting raise, with the deployment's address.
+        """
+        async with self._lock:
             try:
                 return await self._take(envelope, expected_revision, progress)
             except SbctlError as error:
@@ -183,22 +192,44 @@ class Reconciler:
             await self._retire(old, drain_s=self._drain_s)
             self._release_weights()
 
-    async def act(self, deployment: str, action: Action) -> DeploymentState:
-        """Load, stop or reset now. A stop is remembered across restarts until a load, a reset or the next bundle.
-
-        Raises RefusedError `unknown_deployment`, what loading raises, EngineError `engine_shutdown_failed`.
-        """
+    def known(self, deployment: str) -> Generation:
+        """Raises RefusedError `unknown_deployment`."""
         generation = self.generations.get(deployment)
         if generation is None:
             raise RefusedError("unknown_deployment", f'there is no deployment "{deployment[:128]}" here')
-        await asyncio.to_thread(self._store.set_stopped, deployment, action == "stop")
-        if action == "stop":
-            await generation.stop("operator", drain_s=self._drain_s)
+        return generation
+
+    async def act(
+        self, deployment: str, action: Action, progress: Progress = quiet, *, drain_s: float | None = None
+    ) -> DeploymentState:
+        """One of these now:
+
+        load   every replica ready                       pull   its weights verified in the cache
+        stop   what runs has the shutdown deadline       evict  engines without a request end; the next request starts them again
+        drain  what runs has `drain_s`, else a day       reset  a crash loop ends; refused while every replica is ready
+
+        A stop and a drain are remembered across restarts until a load, a reset or the next bundle. Raises RefusedError `unknown_deployment`,
+        `deployment_busy`, `deployment_healthy`; what loading and fetching raise; EngineError `engine_shutdown_failed`.
+        """
+        generation = self.known(deployment)
+        if action == "pull":
+            await generation.prepare(progress)
+        elif action == "evict":
+            await generation.evict()
+        elif action == "reset" and generation.ready_replicas == len(generation.replicas):
+            raise RefusedError("deployment_healthy", "every replica is ready: there is nothing to reset")
+        else:
+            await asyncio.to_thread(self._store.set_stopped, deployment, action in _STOPS)
+            await self._move(generation, action, progress, _LONG_DRAIN_S if drain_s is None else drain_s)
+        return generation.state()
+
+    async def _move(self, generation: Generation, action: Action, progress: Progress, drain_s: float) -> None:
+        if action in _STOPS:
+            await generation.stop("operator", drain_s=self._drain_s if action == "stop" else drain_s)
         elif action == "load":
-            await generation.load("operator")
+            await generation.load("operator", progress)
         else:
             await generation.reset()
-        return generation.state()
 
     async def shutdown(self, *, drain_s: float) -> None:
         """Drain for at most `drain_s` seconds, then stop every engine, or leave it to the next daemon where it outlives this one.
@@ -261,11 +292,16 @@ class Reconciler:
             staged,
             delta,
             self._ports.launch.provisioner,
-            self._drain_s,
+            self._handoff_s,
             self._parallel_prepares,
             progress,
+            self._ports.residency,
         )
-        await transition.carry_out(commit)
+        try:
+            await transition.carry_out(commit)
+        except BaseException:
+            self._end_later(staged.values())
+            raise
         old = [self.generations[name] for name in (*delta.changed, *delta.removed)]
         for name in delta.adjusted:
             self.generations[name].adjust(content.deployments[name])
@@ -273,7 +309,7 @@ class Reconciler:
         self.generations = {**kept, **staged}
         self._swap(content)
         self._log.info("committed", **asdict(delta))
-        degraded = await self._retire(old, drain_s=self._drain_s)
+        degraded = await self._retire(old, drain_s=self._handoff_s)
         self._release_weights()
         degraded |= await self._wake(kept, progress)
         return self._report(delta, degraded)
@@ -288,6 +324,8 @@ class Reconciler:
         """Start what should run but was stopped or failed. Returns what did not start; its desired state is committed all the same."""
         degraded = {}
         for name, generation in generations.items():
+            if self._owner.admin_managed and any(replica.stopped_by == "operator" for replica in generation.replicas):
+                continue
             if any(replica.stopped_by == "operator" or replica.error is not None for replica in generation.replicas):
                 await generation.reset()
             if generation.member.warm and generation.ready_replicas < len(generation.replicas):
@@ -306,7 +344,25 @@ class Reconciler:
             if isinstance(result, BaseException):
                 self._log.error("a generation did not end", deployment=generation.deployment, error=str(result))
                 failures[generation.deployment] = str(result)
+        if not leave:
+            self._end_later(generations)
         return failures
+
+    def _end_later(self, generations: Iterable[Generation]) -> None:
+        """What did not end holds memory, and its place: it is tried again until it is gone."""
+        for generation in generations:
+            if generation.has_unended:
+                self._spawn(self._end_again(generation))
+
+    async def _end_again(self, generation: Generation) -> None:
+        wait_s = _END_AGAIN_FIRST_S
+        while generation.has_unended:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _END_AGAIN_CAP_S)
+            try:
+                await generation.end_what_is_left()
+            except SbctlError as error:
+                self._log.error("an engine still does not end", deployment=generation.deployment, error=str(error))
 
     def _release_weights(self) -> None:
         used = frozenset(
@@ -323,8 +379,6 @@ class Reconciler:
         }
 
     def _swap(self, content: BundleContent) -> None:
-            if self._owner.admin_managed and any(replica.stopped_by == "operator" for replica in generation.replicas):
-                continue
         self.routes = RouteTable.of(content, self.generations)
         self.revision += 1
 

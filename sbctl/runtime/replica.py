@@ -4,6 +4,9 @@ Only that task changes the replica's state; everybody else sends it requests and
 for the next attempt) runs in tasks that report back by message, stamped with the launch they belong to, so a late report of a former
 launch changes nothing.
 
+A start takes its room of the host when its weights are there (`residency`), and gives it back when the tree is gone. Without room nothing
+failed: who waits is told, and only what is warm tries again by itself.
+
 Restarts: after 1 s, doubled, at most 60 s, each shortened at random by up to half so that many do not start together; after 5 failures in
 a row `crash_loop` until a reset, a load by an operator or a new bundle. A minute of being ready ends the row. A failure that no retry can
 cure is not retried by itself; the next request or load tries again.
@@ -16,7 +19,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from sbctl.base.errors import EngineError, SbctlError
+from sbctl.base.errors import SbctlError
 from sbctl.base.limits import CRASH_LOOP_ATTEMPTS
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import ReplicaState
@@ -25,6 +28,7 @@ from sbctl.runtime.engine_client import EngineClient
 from sbctl.runtime.engine_host import EngineLabel, RunningEngine
 from sbctl.runtime.launch import Launched, end_engine, launch_engine
 from sbctl.runtime.log import get_log
+from sbctl.runtime.place import Place
 from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.readiness import exit_error
 from sbctl.runtime.replica_messages import (
@@ -36,9 +40,14 @@ from sbctl.runtime.replica_messages import (
     Reset,
     Stop,
     StoppedBy,
+    as_engine_error,
     backoff_s,
+    refused,
+    settle,
+    why_stopped,
 )
 from sbctl.runtime.replica_states import ReplicaPhase, check_transition
+from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Replica"]
@@ -73,6 +82,11 @@ class Replica:
         self._ready_at_s = 0.0
         self._launch = 0
         self._launch_began_s = 0.0
+        self._launched_by: LoadedBy | None = None
+        """None: a restart of our own."""
+        self.place = Place(self, ports.residency)
+        self.unended: Launched | None = None
+        """An engine that did not end when it should."""
         self._token_seen = False
         self._waiters: list[asyncio.Future[None]] = []
         self._mailbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -110,9 +124,16 @@ class Replica:
             await self._ask(lambda waiter: Stop(waiter, None, drain_s, last=True, leave=leave))
             await self._owner
 
-    async def unload(self) -> None:
+    async def unload(self, why: str) -> None:
         """Stop it if it is still idle; the next request starts it again."""
-        await self._ask(lambda waiter: Stop(waiter, "idle", 0.0, only_if_idle=True))
+        await self._ask(lambda waiter: Stop(waiter, "idle", 0.0, only_if_idle=True, why=why))
+
+    async def end_what_is_left(self) -> None:
+        """Try again to end an engine that did not. Raises EngineError `engine_shutdown_failed`."""
+        if self.unended is not None:
+            await end_engine(self._ports.launch, self.unended)
+            self.unended = None
+            self.place.give_back()
 
     def note_cached(self) -> None:
         """Its weights were verified, and nothing is to be started now."""
@@ -134,9 +155,9 @@ class Replica:
         return self.label.deployment
 
     @property
-    def evictable_since_s(self) -> float | None:
-        """As `residency.Resident`: a warm replica never is."""
-        return self.gate.idle_since_s if self.is_ready and not self.member.warm else None
+    def has_waiters(self) -> bool:
+        """Whether somebody waits for its start."""
+        return any(not waiter.done() for waiter in self._waiters)
 
     @property
     def is_retired(self) -> bool:
@@ -146,7 +167,7 @@ class Replica:
     def client(self) -> EngineClient:
         """Of a ready replica. Raises EngineError `no_ready_replica`."""
         if self.launched is None:
-            raise _refused("no_ready_replica", "the model is not loaded")
+            raise refused("no_ready_replica", "the model is not loaded")
         return self.launched.client
 
     @property
@@ -175,7 +196,7 @@ class Replica:
 
     async def _ask(self, make: Callable[[asyncio.Future[None]], Message]) -> None:
         if self._owner.done():
-            raise _refused("draining", "this generation was replaced")
+            raise refused("draining", "this generation was replaced")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mailbox.put_nowait(make(waiter))
         await waiter
@@ -200,7 +221,7 @@ class Replica:
         while not self._mailbox.empty():
             left = self._mailbox.get_nowait()
             if not isinstance(left, Report):
-                _settle(left.waiter, _refused("draining", "this generation was replaced"))
+                settle(left.waiter, refused("draining", "this generation was replaced"))
 
     def _move(self, after: ReplicaPhase) -> None:
         if after is not self.phase:
@@ -214,25 +235,26 @@ class Replica:
 
     def _on_load(self, ask: Load) -> None:
         if self.is_ready:
-            _settle(ask.waiter)
+            settle(ask.waiter)
             return
         if ask.by == "request":
             if self.stopped_by == "operator":
-                _settle(ask.waiter, _refused("stopped", "an operator stopped this model"))
+                settle(ask.waiter, refused("stopped", "an operator stopped this model"))
                 return
             if self.crash_looping:
                 text = f"the engine failed {CRASH_LOOP_ATTEMPTS} times in a row and is not restarted until a reset"
-                _settle(ask.waiter, _refused("crash_loop", text))
+                settle(ask.waiter, refused("crash_loop", text))
                 return
         else:
             self.crash_looping, self._failures = False, 0
         self._waiters.append(ask.waiter)
         if self._launching is None and (self._retry is None or ask.by != "request"):
-            self._start_launch(ask.progress)
+            self._start_launch(ask.by, ask.progress)
 
-    def _start_launch(self, progress: Progress = quiet) -> None:
+    def _start_launch(self, by: LoadedBy | None, progress: Progress = quiet) -> None:
         self._cancel_retry()
         self._launch += 1
+        self._launched_by = by
         self._launch_began_s = asyncio.get_running_loop().time()
         self.stopped_by = None
         self._move(ReplicaPhase.ASSIGNED)
@@ -242,23 +264,28 @@ class Replica:
         self._launching = task
 
     async def _launch_in_place(self, number: int, progress: Progress) -> Launched:
-        await self._ports.residency.take(self)
         try:
+            await self.end_what_is_left()
             return await launch_engine(
                 self._ports.launch,
                 self.label,
                 self.member,
                 token=not self._token_seen,
                 entered=lambda phase: self._mailbox.put_nowait(Report(number, entered=phase)),
+                take_room=self._take_room,
                 progress=progress,
             )
         except BaseException:
-            self._ports.residency.give_back(self)
+            if self.unended is None:
+                self.place.give_back()
             raise
+
+    async def _take_room(self, room: Room) -> None:
+        await self.place.take(room, waits=self._launched_by != "reconcile")
 
     async def _on_stop(self, ask: Stop) -> None:
         if ask.only_if_idle and (not self.is_ready or self.gate.active or self.gate.queued):
-            _settle(ask.waiter)
+            settle(ask.waiter)
             return
         reason = "stopped" if ask.by == "operator" else "draining"
         try:
@@ -270,16 +297,16 @@ class Replica:
             had_engine = self.launched is not None
             await self._end_engine(None, leave=ask.leave)
             if had_engine:
-                self._tell(EventKind.ENGINE_STOPPED, _why_stopped(ask))
+                self._tell(EventKind.ENGINE_STOPPED, why_stopped(ask))
             if ask.by == "operator" or self.phase is not ReplicaPhase.CONFIGURED:
                 self._move(ReplicaPhase.STOPPED)
             self.stopped_by, self.error = ask.by, None
-            _settle(ask.waiter)
+            settle(ask.waiter)
         except SbctlError as error:
             self._fail(error)
-            _settle(ask.waiter, error)
+            settle(ask.waiter, error)
         finally:
-            self._settle_waiters(_refused(reason, "the model was stopped"))
+            self._settle_waiters(refused(reason, "the model was stopped"))
 
     def _on_reset(self, ask: Reset) -> None:
         self.crash_looping, self._failures, self.restarts = False, 0, 0
@@ -287,21 +314,23 @@ class Replica:
             self._cancel_retry()
             self._move(ReplicaPhase.CONFIGURED)
             self.stopped_by, self.error = None, None
-        _settle(ask.waiter)
+        settle(ask.waiter)
 
     async def _on_report(self, report: Report) -> None:
         if report.entered is not None:
             self._move(report.entered)
         elif report.retry_due:
             self._retry = None
-            self._start_launch()
+            self._start_launch(None)
         elif report.finished is not None:
             self._launching = None
             error = None if report.finished.cancelled() else report.finished.exception()
             if error is None:
                 self._become_ready(report.finished.result())
+            elif isinstance(error, SbctlError) and error.code == "insufficient_capacity":
+                self._on_no_room(error)
             else:
-                await self._on_broken(_as_engine_error(error))
+                await self._on_broken(as_engine_error(error))
         elif report.broken is not None:
             await self._on_broken(report.broken)
 
@@ -313,6 +342,7 @@ class Replica:
         self._move(ReplicaPhase.READY)
         self.error = None
         self._ready_at_s = now_s
+        self.place.note_ready()
         self.gate.open()
         number = self._launch
         for work in (self._watch_exit(number, launched.engine), self._watch_health(number), self._watch_idle()):
@@ -342,6 +372,18 @@ class Replica:
             self.restarts += 1
             self._retry = asyncio.create_task(self._retry_later(self._launch, self._failures))
 
+    def _on_no_room(self, error: SbctlError) -> None:
+        """Nothing is wrong with the engine. What is warm tries again when room may be there; the rest is asked for again by who wants it."""
+        self._launch += 1
+        if self.member.warm:
+            self._fail(error)
+            self._retry = asyncio.create_task(self._retry_later(self._launch, CRASH_LOOP_ATTEMPTS))
+        else:
+            self._log.info("no room", reason=error.message)
+            self._move(ReplicaPhase.STOPPED)
+            self.stopped_by = "idle"
+        self._settle_waiters(error)
+
     def _fail(self, error: SbctlError) -> None:
         self._log.warning(
             "replica failed", code=error.code, error=error.message, place=error.place, detail=dict(error.detail)
@@ -363,15 +405,20 @@ class Replica:
         for watcher in self._watchers:
             watcher.cancel()
         launched, self.launched = self.launched, None
+        self.place.stay()
         if launched is not None:
             try:
                 if leave:
                     await self._ports.launch.host.leave(launched.engine)
                 else:
                     await end_engine(self._ports.launch, launched, grace_s=grace_s)
-                self._ports.residency.give_back(self)
+            except SbctlError:
+                self.unended = launched
+                raise
             finally:
                 await launched.client.close()
+        if self.unended is None:
+            self.place.give_back()
 
     def _cancel_retry(self) -> None:
         if self._retry is not None:
@@ -381,7 +428,7 @@ class Replica:
     def _settle_waiters(self, error: SbctlError | None) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            _settle(waiter, error)
+            settle(waiter, error)
 
     # Work beside the owner: it only reports
 
@@ -409,28 +456,3 @@ class Replica:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._mailbox.put_nowait(Stop(waiter, "idle", 0.0, only_if_idle=True))
                 await waiter
-
-
-def _why_stopped(ask: Stop) -> str:
-    if ask.leave:
-        return "left running for the next runtime"
-    return {"operator": "by an operator", "idle": "it was idle", None: "it is not wanted any more"}[ask.by]
-
-
-def _refused(code: str, message: str) -> EngineError:
-    return EngineError(code, message, retryable=code != "crash_loop")
-
-
-def _as_engine_error(error: BaseException) -> SbctlError:
-    if isinstance(error, SbctlError):
-        return error
-    return EngineError("engine_internal", f"the launch failed unexpectedly: {type(error).__name__}: {error}")
-
-
-def _settle(waiter: asyncio.Future[None], error: SbctlError | None = None) -> None:
-    if waiter.done():
-        return
-    if error is None:
-        waiter.set_result(None)
-    else:
-        waiter.set_exception(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sbctl.base.errors import SbctlError
+from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.launch import Launched, LaunchPorts
@@ -16,7 +16,21 @@ from sbctl.runtime.provision import Progress
 from sbctl.runtime.replica_states import ReplicaPhase
 from sbctl.runtime.residency import Residency
 
-__all__ = ["Load", "LoadedBy", "Message", "ReplicaPorts", "Report", "Reset", "Stop", "StoppedBy", "backoff_s"]
+__all__ = [
+    "Load",
+    "LoadedBy",
+    "Message",
+    "ReplicaPorts",
+    "Report",
+    "Reset",
+    "Stop",
+    "StoppedBy",
+    "as_engine_error",
+    "backoff_s",
+    "refused",
+    "settle",
+    "why_stopped",
+]
 
 LoadedBy = Literal["request", "operator", "reconcile"]
 StoppedBy = Literal["operator", "idle"]
@@ -50,12 +64,14 @@ class Load:
 
 @dataclass(slots=True)
 class Stop:
-    """`by` None: retired or cleared. `last`: nothing is answered afterwards. `leave`: a ready engine is let go of, not ended."""
+    """`by` None: retired or cleared. `last`: nothing is answered afterwards. `leave`: a ready engine is let go of, not ended.
+    `why`: what the event says."""
 
     waiter: asyncio.Future[None]
     by: StoppedBy | None
     drain_s: float
     only_if_idle: bool = False
+    why: str = ""
     last: bool = False
     leave: bool = False
 
@@ -79,3 +95,32 @@ class Report:
 
 
 Message = Load | Stop | Reset | Report
+
+
+def why_stopped(ask: Stop) -> str:
+    """For the event of its end."""
+    if ask.leave:
+        return "left running for the next runtime"
+    return ask.why or {"operator": "by an operator", "idle": "it was idle", None: "it is not wanted any more"}[ask.by]
+
+
+def refused(code: str, message: str) -> EngineError:
+    """What a caller hears who cannot be served now."""
+    return EngineError(code, message, retryable=code != "crash_loop")
+
+
+def as_engine_error(error: BaseException) -> SbctlError:
+    """An error of ours as it is, any other by its kind."""
+    if isinstance(error, SbctlError):
+        return error
+    return EngineError("engine_internal", f"the launch failed unexpectedly: {type(error).__name__}: {error}")
+
+
+def settle(waiter: asyncio.Future[None], error: SbctlError | None = None) -> None:
+    """Answer a waiter, unless it was or left."""
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

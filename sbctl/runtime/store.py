@@ -121,7 +121,9 @@ class RuntimeStore:
             for statement in (*AUDIT_TABLES, _JOB_PROGRESS):
                 run(statement)
             run("UPDATE job SET state='ready' WHERE state='succeeded'")
-            run("UPDATE job SET state='failed', error='the runtime was restarted' WHERE state NOT IN ('ready', 'failed')")
+            run(
+                "UPDATE job SET state='failed', error='the runtime was restarted' WHERE state NOT IN ('ready', 'failed')"
+            )
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -156,9 +158,8 @@ class RuntimeStore:
         held is forgotten, since the bundle owns them now. Raises SbctlError `store_failed`: nothing changed.
         """
         fence = verified.fence
-        seeds = verified.payload.content.deployments
         with self._transaction() as db:
-            told = {"revision": fence.revision, "content_digest": fence.content_digest}
+            told: dict[str, str | int | None] = {"revision": fence.revision, "content_digest": fence.content_digest}
             self._audit(db, "bundle.accept", "bundle", told, Actor(verified.signer, "signer", "bundle"))
             db.execute(
                 "INSERT OR REPLACE INTO fence VALUES (1, ?, ?, ?)",
@@ -171,10 +172,8 @@ class RuntimeStore:
             if not admin_managed:
                 db.execute("DELETE FROM stopped")
                 db.execute("DELETE FROM admin_deployments")
-            elif seeds:
-                db.execute(
-                    "INSERT OR IGNORE INTO admin_deployments VALUES (1, ?, ?, ?)", DeploymentsRevision.of(1, seeds).row
-                )
+            else:
+                _seed(db, verified.payload.content.deployments)
         self._renew_copy(envelope.encode())
 
     def admin_deployments(self) -> DeploymentsRevision | None:
@@ -186,6 +185,11 @@ class RuntimeStore:
         if found is None:
             raise _damaged(self._path, "the deployments of the admin API do not have their digest")
         return found
+
+    def seed_admin_deployments(self, seeds: Mapping[str, DeploymentMember]) -> None:
+        """Into an empty store only. Raises SbctlError `store_failed`."""
+        with self._transaction() as db:
+            _seed(db, seeds)
 
     def replace_admin_deployments(
         self,
@@ -253,7 +257,9 @@ class RuntimeStore:
 
     def set_stopped(self, deployment: str, stopped: bool) -> None:
         with self._transaction() as db:
-            statement = "INSERT OR IGNORE INTO stopped VALUES (?)" if stopped else "DELETE FROM stopped WHERE deployment=?"
+            statement = (
+                "INSERT OR IGNORE INTO stopped VALUES (?)" if stopped else "DELETE FROM stopped WHERE deployment=?"
+            )
             if db.execute(statement, (deployment,)).rowcount:
                 self._audit(db, "deployment.stopped" if stopped else "deployment.released", deployment)
 
@@ -304,6 +310,12 @@ class RuntimeStore:
     def close(self) -> None:
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._connection.close()
+
+
+def _seed(db: sqlite3.Connection, seeds: Mapping[str, DeploymentMember]) -> None:
+    if seeds:
+        row = DeploymentsRevision.of(1, seeds).row
+        db.execute("INSERT OR IGNORE INTO admin_deployments VALUES (1, ?, ?, ?)", row)
 
 
 def _damaged(path: Path, what: str) -> StateError:

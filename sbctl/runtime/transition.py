@@ -1,25 +1,30 @@
 """From one set of generations to another, as one transaction: a candidate that fails anywhere before its commit changes nothing.
 
     prepare    weights verified or fetched, engine present, in parallel, for what is added or changed
+    room       for all that will start, or for none: rolling beside the old, recreate in its place. Nothing was touched when it is refused
     start      rolling: the new beside the old; recreate: the old drained first. Warm ones, and successors of what runs
     commit     the caller's durable write
     swap       left to the caller: routes point to the new
     retire     the old drained and stopped, by the caller
 
-When start fails the new ones are stopped and drained old ones are started again.
+When start fails the new ones are stopped and drained old ones, whose room nobody got meanwhile, are started again. A drain that outlasts its
+time fails like a start: who is still being answered is not cut off for a change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbctl.base.errors import SbctlError, error_from_wire
 from sbctl.runtime.generation import Generation, launch_identity
 from sbctl.runtime.log import get_log
+from sbctl.runtime.place import Place
 from sbctl.runtime.provision import Progress, Provisioner
+from sbctl.runtime.residency import Residency, Resident
+from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember, member_digest
 
 __all__ = ["Delta", "Transition", "placed"]
@@ -71,6 +76,9 @@ class Transition:
     drain_s: float
     parallel: int
     progress: Progress
+    residency: Residency
+    _rooms: dict[str, Room] = field(default_factory=dict)
+    _held: list[Generation] = field(default_factory=list)
     _drained: list[Generation] = field(default_factory=list)
     _woken: list[Generation] = field(default_factory=list)
 
@@ -87,6 +95,7 @@ class Transition:
                 wire = error.to_wire()
                 raise error_from_wire({**wire, "detail": {**wire["detail"], "not_restored": failures}}) from error
             raise
+        self.residency.forgo(_places(self._held), engines_gone=True)
 
     async def _each(
         self,
@@ -111,7 +120,8 @@ class Transition:
         member = generation.member
         try:
             if member.warm or member.pull == "on_boot" or self._succeeds_running(name):
-                await self.provisioner.prepare(member, self.progress)
+                prepared = await self.provisioner.prepare(member, self.progress)
+                self._rooms[name] = await self.provisioner.room(member, prepared)
                 for replica in generation.replicas:
                     replica.note_cached()
             else:
@@ -128,19 +138,41 @@ class Transition:
             for name, generation in self.staged.items()
             if generation.member.warm or self._succeeds_running(name)
         }
-        for name in self.delta.changed:
-            old = self.running[name]
-            if self.wanted[name].rollout == "recreate" and old.ready_replicas:
-                self.progress(0, None, f"draining {name}")
-                self._drained.append(old)
-                old.hold()
-                await old.stop(None, drain_s=self.drain_s)
+        recreated = [
+            self.running[name]
+            for name in self.delta.changed
+            if self.wanted[name].rollout == "recreate" and self.running[name].ready_replicas
+        ]
+        await self._reserve(to_start, recreated)
+        for old in recreated:
+            self.progress(0, None, f"draining {old.deployment}")
+            old.hold()
+            self._drained.append(old)
+            await self._drain(old)
         for name in self.delta.adjusted:
             current = self.running[name]
             if self.wanted[name].warm and not current.member.warm and not current.ready_replicas:
                 to_start[name] = current
                 self._woken.append(current)
         await self._each(to_start, self._load, gate)
+
+    async def _reserve(self, to_start: Mapping[str, Generation], recreated: Sequence[Generation]) -> None:
+        wanted: dict[Resident, Room] = {
+            replica.place: self._rooms[name] for name, generation in to_start.items() for replica in generation.replicas
+        }
+        if wanted:
+            try:
+                await self.residency.reserve(wanted, leaving=_places(recreated))
+            except SbctlError as error:
+                raise placed(error, next(iter(to_start)), self.scope, "room") from error
+            self._held = list(recreated)
+
+    async def _drain(self, old: Generation) -> None:
+        try:
+            await old.drain(self.drain_s)
+        except SbctlError as error:
+            raise placed(error, old.deployment, self.scope, "drain") from error
+        await old.stop(None, drain_s=0)
 
     async def _load(self, name: str, generation: Generation) -> None:
         try:
@@ -157,6 +189,7 @@ class Transition:
         for generation in self._woken:
             with contextlib.suppress(SbctlError):
                 await generation.stop(None, drain_s=0)
+        self.residency.forgo(_places(self._held), engines_gone=False)
         for generation in reversed(self._drained):
             try:
                 await generation.load("reconcile")
@@ -167,3 +200,7 @@ class Transition:
                 failures[generation.deployment] = error.message
             generation.release_hold()
         return failures
+
+
+def _places(generations: Iterable[Generation]) -> tuple[Place, ...]:
+    return tuple(replica.place for generation in generations for replica in generation.replicas)

@@ -91,6 +91,8 @@ class DeploymentMember(_Part):
     context_length: int = Field(gt=0)
     """Tokens per request slot; the engine gets this times max_concurrency."""
     threads: int | None = Field(default=None, ge=1, le=1024)
+    memory_bytes: int | None = Field(default=None, gt=0, le=JSON_INT_MAX)
+    """What one replica needs, where the operator knows better than the estimate."""
     mode: EngineMode = "chat"
     kv_quant: KvQuant = "auto"
     adapters: tuple[AdapterMember, ...] = Field(default=(), max_length=16)

@@ -28,6 +28,7 @@ from sbctl.runtime.provision import Prepared, Progress
 from sbctl.runtime.readiness import WatchTimes
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember
 from tests.simulators.engine_world import outcome_of
 from tests.simulators.llama_launches import launch_request
@@ -80,6 +81,9 @@ class Node:
         )  # fmt: skip
         spec = LlamaCpp().launch(prepared.build, request)
         return replace(spec, ready_deadline_s=self.ready_deadline_s, stop=StopPlan(grace_s=1.0))
+
+    async def room(self, member: DeploymentMember, prepared: Prepared) -> Room:
+        return Room()
 
     def keep_only(self, artifacts: frozenset[str]) -> None: ...
 

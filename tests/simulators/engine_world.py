@@ -22,6 +22,7 @@ from sbctl.runtime.provision import Prepared, Progress
 from sbctl.runtime.readiness import WatchTimes
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
+from sbctl.runtime.room import Budget, Room
 from sbctl.trust.bundle import DeploymentMember
 
 T = TypeVar("T")
@@ -173,9 +174,9 @@ class EngineWorld:
     def alive(self) -> list[FakeEngine]:
         return [engine for engine in self.engines if not engine.is_stopped]
 
-    def ports(self, *, max_engines: int | None = None, **times: float) -> ReplicaPorts:
+    def ports(self, *, max_engines: int | None = None, memory_bytes: int | None = None, **times: float) -> ReplicaPorts:
         launch = LaunchPorts(self, self, WatchTimes(**times), self._connect, self._await_ready)  # type: ignore[arg-type]
-        return ReplicaPorts(launch, Residency(max_engines), chance=lambda: 0.0)
+        return ReplicaPorts(launch, Residency(Budget(memory_bytes, engines=max_engines)), chance=lambda: 0.0)
 
     # EngineHost
 
@@ -223,6 +224,9 @@ class EngineWorld:
 
     def keep_only(self, artifacts: frozenset[str]) -> None:
         self.leases = artifacts
+
+    async def room(self, member: DeploymentMember, prepared: Prepared) -> Room:
+        return Room(member.memory_bytes or 0)
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
         address = EngineAddress(port=4000 + len(self.engines))

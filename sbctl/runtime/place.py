@@ -1,0 +1,106 @@
+"""One replica's place among the others of its host: what `residency.Residency` asks of it, and its turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from sbctl.runtime.admission import Gate
+from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.runtime.residency import Residency, worth_a_start_s
+from sbctl.runtime.room import Room
+from sbctl.trust.bundle import DeploymentMember
+
+__all__ = ["Housed", "Place"]
+
+
+class Housed(Protocol):
+    """A replica as its place sees it."""
+
+    gate: Gate
+    member: DeploymentMember
+    phase: ReplicaPhase
+
+    @property
+    def deployment(self) -> str: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def has_waiters(self) -> bool: ...
+
+    async def unload(self, why: str) -> None: ...
+
+
+class Place:
+    """As `residency.Resident`. The replica's owner takes and leaves it; others reserve it for a change of the desired state."""
+
+    def __init__(self, replica: Housed, residency: Residency) -> None:
+        self._replica = replica
+        self._residency = residency
+        self._start_began_s = 0.0
+        self._stays_until_s = 0.0
+        self._has_turn = asyncio.Event()
+        self._has_turn.set()
+
+    async def take(self, room: Room, *, waits: bool) -> None:
+        """Raises EngineError `insufficient_capacity`."""
+        await self._residency.take(self, room, waits=waits)
+        self._start_began_s = asyncio.get_running_loop().time()
+
+    def give_back(self) -> None:
+        self._residency.give_back(self)
+
+    def note_ready(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._stays_until_s = now_s + worth_a_start_s(now_s - self._start_began_s)
+        self._has_turn.set()
+
+    async def until_turn(self) -> None:
+        """Returns when it does not give way any more: it stays, or it was stopped."""
+        await self._has_turn.wait()
+
+    @property
+    def is_giving_way(self) -> bool:
+        return self._replica.is_ready and not self._has_turn.is_set()
+
+    # For the residency
+
+    @property
+    def deployment(self) -> str:
+        return self._replica.deployment
+
+    @property
+    def is_pinned(self) -> bool:
+        return self._replica.member.warm
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._replica.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPED, ReplicaPhase.FAILED)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._replica.member.warm or self._replica.has_waiters
+
+    @property
+    def evictable_since_s(self) -> float | None:
+        return self._replica.gate.idle_since_s if self._replica.is_ready and not self.is_pinned else None
+
+    @property
+    def stays_until_s(self) -> float | None:
+        return self._stays_until_s if self._replica.is_ready else None
+
+    @property
+    def can_give_way(self) -> bool:
+        """A model whose cold requests are refused would lose them: only `cold_start: wait` takes turns."""
+        return self._replica.is_ready and not self.is_pinned and self._replica.member.cold_start == "wait"
+
+    def give_way(self) -> None:
+        self._has_turn.clear()
+
+    def stay(self) -> None:
+        self._has_turn.set()
+
+    async def unload(self, why: str) -> None:
+        await self._replica.unload(why)

@@ -1,0 +1,73 @@
+"""The room that one replica needs on this node, by the same rules as a plan's: declared, seen here before, or computed from its header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sbctl.artifacts.formats.shape import ModelShape
+from sbctl.engines.memory import (
+    ReplicaLaunch,
+    figure_of,
+    memory_key,
+    planned_bytes,
+    usable_device_bytes,
+    usable_host_bytes,
+)
+from sbctl.runtime.room import Budget, Room
+from sbctl.trust.bundle import DeploymentMember
+
+__all__ = ["budget_of", "kind_of_process", "room_of"]
+
+
+def budget_of(
+    total_bytes: int, limit_bytes: int | None, gpus: Iterable[Mapping[str, object]], max_engines: int | None
+) -> Budget:
+    """Of a machine that tells its memory; one that does not has no bound of bytes."""
+    devices = usable_device_bytes(gpus)
+    host = usable_host_bytes(total_bytes, limit_bytes) if total_bytes else None
+    return Budget(host, devices or None, max_engines)
+
+
+def _launch_of(member: DeploymentMember, *, on_device: bool) -> ReplicaLaunch:
+    return ReplicaLaunch(
+        context_length=member.context_length,
+        slots=member.max_concurrency,
+        kv_quant=member.kv_quant,
+        mode=member.mode,
+        extra_args=tuple(member.extra_args),
+        launch=member.engine.launch,
+        adapters=tuple(adapter.artifact.artifact for adapter in member.adapters),
+        on_device=on_device,
+    )
+
+
+def kind_of_process(member: DeploymentMember, version: str) -> str:
+    """As `engines.memory.memory_key`, of an engine on the processor."""
+    launch = _launch_of(member, on_device=False)
+    return memory_key(member.artifact.artifact, member.engine.engine, version, launch)
+
+
+def room_of(
+    member: DeploymentMember,
+    version: str,
+    *,
+    shape: ModelShape | None,
+    observed: Mapping[str, int],
+    has_devices: bool,
+    safety_margin: float,
+) -> Room:
+    """`version` is of the build that will run, `shape` of the weights on this disk. Without a header the files themselves are counted."""
+    policy = member.engine
+    on_device = (
+        has_devices and policy.launch == "binary" and policy.path is None and policy.acceleration in ("cuda", "vulkan")
+    )
+    figure = figure_of(
+        _launch_of(member, on_device=on_device),
+        shape=shape,
+        catalog_bytes=max(member.artifact.min_memory_bytes, member.artifact.total_bytes),
+        declared_bytes=member.memory_bytes,
+        observed_bytes=observed.get(kind_of_process(member, version)),
+    )
+    adapters = sum(adapter.artifact.total_bytes for adapter in member.adapters)
+    on_host, on_devices = planned_bytes(figure, adapter_bytes=adapters, safety_margin=safety_margin)
+    return Room(on_host, on_devices)
