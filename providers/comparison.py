@@ -13,7 +13,7 @@ from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.leaves import leaf_changes
-from sbctl.plan.model import Action, BlastRadius, Change, DiffContext, Leaf, Observed, Step
+from sbctl.plan.model import UNMANAGED, Action, BlastRadius, Change, DiffContext, Leaf, Observed, Step
 
 __all__ = [
     "Blocked",
@@ -148,6 +148,26 @@ class Comparison:
 
     def unchanged(self) -> Change:
         return self.change("no-op", "nothing to change")
+
+    def unmanaged(self) -> Change | None:
+        """For a deployment of a host whose admin API owns the deployments and holds some: sb.yml only seeded it. None where sb.yml decides."""
+        if not self.is_admin_managed or self.context.mode == "destroy":
+            return None
+        if self.desired is None:
+            return self.forgotten(UNMANAGED)
+        return self.change("no-op", UNMANAGED)
+
+    @property
+    def is_admin_managed(self) -> bool:
+        """Whether the admin API goes on owning the deployments of this host: it has some, and sb.yml leaves them to it."""
+        runtime = self.context.desired_specs.get(Address("runtime", self.address.scope))
+        held = self.snapshot.bundle
+        return (
+            runtime is not None
+            and runtime["config"]["authority"] == "admin_managed"
+            and held is not None
+            and held.deployments_revision is not None
+        )
 
     def unreachable(self) -> Change:
         return self.change("unreachable", "the host gave no answer")

@@ -72,17 +72,16 @@ def _situation(comparison: Comparison, desired: Desired) -> _Situation:
     served = {state.deployment: state for state in snapshot.deployments}
     up = comparison.bootstrapped and snapshot.runtime.healthy
     revision = recorded.record.get("revision") if recorded is not None else None
+    decided = () if comparison.is_admin_managed else tuple(desired.spec["deployments"])
     return _Situation(
         holds=holds,
-        serves=not up or all(name in served for name in desired.spec["deployments"]),
+        serves=not up or all(name in served for name in decided),
         lost=recorded is not None and held["revision"] is None and (up or not comparison.bootstrapped),
         untold=recorded is not None and held["revision"] is None and comparison.bootstrapped and not up,
         foreign=held["revision"] is not None
         and (revision not in (None, held["revision"]) or known not in (None, held["content_digest"])),
         changed=changed,
-        stopped=tuple(
-            name for name in desired.spec["deployments"] if name in served and served[name].stopped_by == "operator"
-        ),
+        stopped=tuple(name for name in decided if name in served and served[name].stopped_by == "operator"),
         replaced=tuple(
             change.address.name or ""
             for change in comparison.context.member_changes

@@ -23,11 +23,11 @@ _SIGNED_UNDER: Final = ("lineage", "key_epoch")
 
 
 def desired(config: CompiledConfig) -> Iterator[Desired]:
-    """A host that serves nothing has no bundle: its last one is cleared."""
+    """A host that serves nothing has no bundle: its last one is cleared. What its admin API may add is not nothing."""
     compiler = MemberCompiler()
     known: dict[tuple[Any, ...], tuple[dict[str, Any], str]] = {}
     for host in config.hosts.values():
-        if not host.deployments and not host.origins:
+        if not host.deployments and not host.origins and host.model_host.authority != "admin_managed":
             continue
         members = {name: compiler.deployment(deployment) for name, deployment in host.deployments.items()}
         origins = {name: compiler.origin(origin) for name, origin in host.origins.items()}

@@ -28,6 +28,9 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     comparison = Comparison(desired, recorded, observed, context)
     if observed.status == "unreachable":
         return comparison.unreachable()
+    unmanaged = comparison.unmanaged()
+    if unmanaged is not None:
+        return unmanaged
     if desired is None:
         return comparison.held_by_others() or _removed(comparison)
     if recorded is None:

@@ -36,12 +36,29 @@ def check_cluster(report: Report, view: View) -> None:
 
 def check_proxy(report: Report, proxy: ProxyModel, view: View, accepted: tuple[str, ...]) -> None:
     """Refusals that follow from `proxy` alone; engines are refused where a deployment uses one."""
-    if proxy.model_host.authority != "file_managed":
+    if proxy.model_host.authority == "cluster_authority":
         sentence = f"authority: {proxy.model_host.authority} is not in this version of sbctl"
         not_available(
             report, view, ("model_host", "authority"), sentence, remedy="use file_managed: this file is the owner"
         )
+    if proxy.model_host.authority == "admin_managed":
+        _check_admin_managed(report, proxy, view)
     _check_admin(report, proxy.admin, view, accepted)
+
+
+def _check_admin_managed(report: Report, proxy: ProxyModel, view: View) -> None:
+    if not proxy.admin.enabled:
+        report.add(
+            "config.rule",
+            "authority: admin_managed leaves the deployments to the admin API, which is not enabled",
+            view.value_span(("model_host", "authority")),
+            notes=("add proxy.admin.enabled: true, or use file_managed",),
+        )
+    if proxy.model_host.store_path is not None:
+        message = (
+            "store_path is kept, and not used: the deployments are in the runtime's database, below its state directory"
+        )
+        report.note("config.no_effect", message, view.key_span(("model_host", "store_path")))
 
 
 def _check_admin(report: Report, admin: AdminModel, view: View, accepted: tuple[str, ...]) -> None:

@@ -126,8 +126,18 @@ def public_names(provider: ProviderModel) -> tuple[str, ...]:
     return provider.models or (provider.deployment,)
 
 
-def check_origins(report: Report, origins: Mapping[str, OriginModel], deployments: Iterable[str], view: View) -> None:
-    """Hostnames and routes: what they name exists, and no name leads to two places."""
+def check_origins(
+    report: Report,
+    origins: Mapping[str, OriginModel],
+    deployments: Iterable[str],
+    view: View,
+    *,
+    may_precede: bool = False,
+) -> None:
+    """Hostnames and routes: what they name exists, and no name leads to two places.
+
+    `may_precede`: somebody else adds deployments, so a route may come first.
+    """
     known = sorted(deployments)
     routes: dict[tuple[str, str], tuple[str, str]] = {}
     lowered: dict[str, str] = {}
@@ -143,7 +153,7 @@ def check_origins(report: Report, origins: Mapping[str, OriginModel], deployment
         answered: dict[str, str] = {}
         for index, provider in managed_providers(origin):
             path: Path = (hostname, "action", "providers", index)
-            _check_provider(report, provider, known, view, path)
+            _check_provider(report, provider, None if may_precede else known, view, path)
             for model in public_names(provider):
                 where = (*path, "models" if provider.models else "deployment")
                 first = routes.setdefault((provider.name, model), (provider.deployment, hostname))
@@ -177,12 +187,12 @@ def _check_hostname(report: Report, hostname: str, lowered: dict[str, str], view
             report.add("config.bad_key", f'the hostname "{hostname}" must stand without a port', span)
 
 
-def _check_provider(report: Report, provider: ProviderModel, known: list[str], view: View, path: Path) -> None:
+def _check_provider(report: Report, provider: ProviderModel, known: list[str] | None, view: View, path: Path) -> None:
     for name in ("base_url", "api_key"):
         if getattr(provider, name) is not None:
             message = f"{name} does not go with provider_type: managed_model: the runtime knows where the engine is"
             report.add(_RULE, message, view.key_span((*path, name)))
-    if provider.deployment not in known:
+    if known is not None and provider.deployment not in known:
         close = did_you_mean(provider.deployment, known)
         report.add(
             "config.unknown_deployment",

@@ -329,7 +329,9 @@ class Compilation:
             prevent_destroy=fleet.prevent_destroy,
             update=None if fleet.update is None else UpdatePolicy(**dict(fleet.update)),
             notes=self.report.in_order("note"),
-            deployments_declared=any(host.deployments for host in hosts.values()),
+            deployments_declared=any(
+                host.deployments or host.model_host.authority == "admin_managed" for host in hosts.values()
+            ),
             inline_secrets=self.inline,
             host_lock=host_lock_path(self.document.path, fleet),
             identity=_identity(fleet, FilePath(self.document.path).absolute().parent),
@@ -371,7 +373,7 @@ def _origins(
         routes: dict[str, PublicRoute] = {}
         default: str | None = None
         for _, provider in managed_providers(origin):
-            if provider.deployment in deployments:
+            if provider.deployment in deployments or view.proxy.model_host.authority == "admin_managed":
                 for model in public_names(provider):
                     routes.setdefault(model, PublicRoute(model, provider.deployment))
                 default = default or provider.default_model

@@ -97,7 +97,13 @@ class HostViewBuilder:
         check_proxy(self.report, proxy, view, self.accepted)
         check_proxy_rules(self.report, proxy, view)
         deployments = self._deployments(proxy, view, catalog)
-        check_origins(self.report, origins, _written_deployments(view.value), origins_view)
+        check_origins(
+            self.report,
+            origins,
+            _written_deployments(view.value),
+            origins_view,
+            may_precede=proxy.model_host.authority == "admin_managed",
+        )
         has_https = proxy.https_bind_port is not None
         served = {name: origin for name, origin in origins.items() if managed_providers(origin)}
         check_force_ssl(self.report, served, origins_view, has_https=has_https, accepted=self.accepted)

@@ -25,7 +25,7 @@ from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.blast_radius import action_radius, routed_deployments
 from sbctl.plan.inputs import PlanInputs, Planner, Planners, ShowsSpecs
 from sbctl.plan.leaves import leaf_changes
-from sbctl.plan.model import Action, Change, Desired, DiffContext, Leaf, Observed, Plan, Recorded
+from sbctl.plan.model import UNMANAGED, Action, Change, Desired, DiffContext, Leaf, Observed, Plan, Recorded
 from sbctl.plan.order import address_key, execution_graph, run_order
 from sbctl.plan.paths import split_path
 from sbctl.plan.policy import with_blocks
@@ -262,6 +262,7 @@ def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
         if drain is not None and drain.persistent:
             since = f" ({drain.since})" if drain.since else ""
             yield f"host {host} was taken out of service by {drain.by}{since}: sbctl host resume {host}"
+    yield from _unmanaged(ordered)
     yield from _idle_protection(inputs)
     if not inputs.refresh and inputs.mode != "against":
         yield "hosts were not asked (--no-refresh): what changed on them is not seen, and nothing can be applied"
@@ -272,6 +273,17 @@ def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
         noted = sum(1 for _ in outdated(ordered))
         if noted:
             yield f"apply also records how {plural(noted, 'resource')} {'is' if noted == 1 else 'are'} reached, kept or protected now"
+
+
+def _unmanaged(ordered: Sequence[Change]) -> Iterator[str]:
+    """By host, so that nobody wonders why an edit of sb.yml does nothing."""
+    hosts: dict[str, list[str]] = {}
+    for change in ordered:
+        if change.reason == UNMANAGED:
+            hosts.setdefault(change.host, []).append(change.address.name or "")
+    for host, names in hosts.items():
+        listed = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+        yield f"unmanaged on {host}: deployments ({listed}) belong to its admin API (authority: admin_managed)"
 
 
 def _idle_protection(inputs: PlanInputs) -> Iterator[str]:

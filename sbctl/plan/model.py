@@ -22,6 +22,7 @@ from sbctl.node.snapshot import NodeSnapshot
 
 __all__ = [
     "UNKNOWN",
+    "UNMANAGED",
     "Action",
     "BlastRadius",
     "Change",
@@ -38,6 +39,9 @@ __all__ = [
 
 Action = Literal["create", "update", "replace", "delete", "forget", "no-op", "unreachable"]
 """One vocabulary in text, JSON and events. `unreachable`: nothing can be said, the host gave no answer."""
+
+UNMANAGED: Final = "unmanaged: the admin API of its host owns it"
+"""Reason of a no-op row whose resource somebody else decides about."""
 
 PlanMode = Literal["apply", "destroy", "drift", "rollback", "against"]
 

@@ -33,12 +33,8 @@ from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
 __all__ = ["Action", "Reconciler"]
 
-Action = Literal["load", "stop", "drain", "evict", "pull", "reset"]
-_STOPS: Final = ("stop", "drain")
-_LONG_DRAIN_S: Final = 24 * 3600.0
+Action = Literal["load", "stop", "reset"]
 _TAKE_OVER_S: Final = 30.0
-_END_AGAIN_FIRST_S: Final = 5.0
-_END_AGAIN_CAP_S: Final = 60.0
 
 
 class Reconciler:
@@ -54,7 +50,6 @@ class Reconciler:
         clock: Clock,
         drain_s: float,
         parallel_prepares: int,
-        handoff_s: float = 60.0,
         by_hand: bool = False,
         admin_managed: bool = False,
     ) -> None:
@@ -70,7 +65,6 @@ class Reconciler:
         self._events = ports.events
         self._clock = clock
         self._drain_s = drain_s
-        self._handoff_s = handoff_s
         self._parallel_prepares = parallel_prepares
         self._by_hand = by_hand
         self._owner = DeploymentsOwner(store, admin_managed=admin_managed)
@@ -124,7 +118,6 @@ class Reconciler:
             return
         content = await self._owner.restore(self._accepted.payload.content)
         stopped = await asyncio.to_thread(self._store.stopped)
-        waiting = []
         for name, member in content.deployments.items():
             generation = Generation(name, next(self._numbers), member, self._ports)
             self.generations[name] = generation
@@ -132,11 +125,8 @@ class Reconciler:
                 for replica in generation.replicas:
                     replica.note_stopped()
             elif member.warm or member.pull == "on_boot":
-                waiting.append(generation)
-        # What runs already has its memory: its place comes before those of engines that are to be started.
+                self._spawn(self._bring_back(generation))
         await self._take_over(adopted)
-        for generation in waiting:
-            self._spawn(self._bring_back(generation))
         self._swap(content)
 
     async def apply_content(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
@@ -192,44 +182,22 @@ class Reconciler:
             await self._retire(old, drain_s=self._drain_s)
             self._release_weights()
 
-    def known(self, deployment: str) -> Generation:
-        """Raises RefusedError `unknown_deployment`."""
+    async def act(self, deployment: str, action: Action) -> DeploymentState:
+        """Load, stop or reset now. A stop is remembered across restarts until a load, a reset or the next bundle.
+
+        Raises RefusedError `unknown_deployment`, what loading raises, EngineError `engine_shutdown_failed`.
+        """
         generation = self.generations.get(deployment)
         if generation is None:
             raise RefusedError("unknown_deployment", f'there is no deployment "{deployment[:128]}" here')
-        return generation
-
-    async def act(
-        self, deployment: str, action: Action, progress: Progress = quiet, *, drain_s: float | None = None
-    ) -> DeploymentState:
-        """One of these now:
-
-        load   every replica ready                       pull   its weights verified in the cache
-        stop   what runs has the shutdown deadline       evict  engines without a request end; the next request starts them again
-        drain  what runs has `drain_s`, else a day       reset  a crash loop ends; refused while every replica is ready
-
-        A stop and a drain are remembered across restarts until a load, a reset or the next bundle. Raises RefusedError `unknown_deployment`,
-        `deployment_busy`, `deployment_healthy`; what loading and fetching raise; EngineError `engine_shutdown_failed`.
-        """
-        generation = self.known(deployment)
-        if action == "pull":
-            await generation.prepare(progress)
-        elif action == "evict":
-            await generation.evict()
-        elif action == "reset" and generation.ready_replicas == len(generation.replicas):
-            raise RefusedError("deployment_healthy", "every replica is ready: there is nothing to reset")
-        else:
-            await asyncio.to_thread(self._store.set_stopped, deployment, action in _STOPS)
-            await self._move(generation, action, progress, _LONG_DRAIN_S if drain_s is None else drain_s)
-        return generation.state()
-
-    async def _move(self, generation: Generation, action: Action, progress: Progress, drain_s: float) -> None:
-        if action in _STOPS:
-            await generation.stop("operator", drain_s=self._drain_s if action == "stop" else drain_s)
+        await asyncio.to_thread(self._store.set_stopped, deployment, action == "stop")
+        if action == "stop":
+            await generation.stop("operator", drain_s=self._drain_s)
         elif action == "load":
-            await generation.load("operator", progress)
+            await generation.load("operator")
         else:
             await generation.reset()
+        return generation.state()
 
     async def shutdown(self, *, drain_s: float) -> None:
         """Drain for at most `drain_s` seconds, then stop every engine, or leave it to the next daemon where it outlives this one.
@@ -292,16 +260,11 @@ class Reconciler:
             staged,
             delta,
             self._ports.launch.provisioner,
-            self._handoff_s,
+            self._drain_s,
             self._parallel_prepares,
             progress,
-            self._ports.residency,
         )
-        try:
-            await transition.carry_out(commit)
-        except BaseException:
-            self._end_later(staged.values())
-            raise
+        await transition.carry_out(commit)
         old = [self.generations[name] for name in (*delta.changed, *delta.removed)]
         for name in delta.adjusted:
             self.generations[name].adjust(content.deployments[name])
@@ -309,7 +272,7 @@ class Reconciler:
         self.generations = {**kept, **staged}
         self._swap(content)
         self._log.info("committed", **asdict(delta))
-        degraded = await self._retire(old, drain_s=self._handoff_s)
+        degraded = await self._retire(old, drain_s=self._drain_s)
         self._release_weights()
         degraded |= await self._wake(kept, progress)
         return self._report(delta, degraded)
@@ -344,25 +307,7 @@ class Reconciler:
             if isinstance(result, BaseException):
                 self._log.error("a generation did not end", deployment=generation.deployment, error=str(result))
                 failures[generation.deployment] = str(result)
-        if not leave:
-            self._end_later(generations)
         return failures
-
-    def _end_later(self, generations: Iterable[Generation]) -> None:
-        """What did not end holds memory, and its place: it is tried again until it is gone."""
-        for generation in generations:
-            if generation.has_unended:
-                self._spawn(self._end_again(generation))
-
-    async def _end_again(self, generation: Generation) -> None:
-        wait_s = _END_AGAIN_FIRST_S
-        while generation.has_unended:
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _END_AGAIN_CAP_S)
-            try:
-                await generation.end_what_is_left()
-            except SbctlError as error:
-                self._log.error("an engine still does not end", deployment=generation.deployment, error=str(error))
 
     def _release_weights(self) -> None:
         used = frozenset(

@@ -95,6 +95,8 @@ class SimHost:
         """Programs found on PATH."""
         self.artifacts: dict[str, ArtifactState] = {}
         self.bundle: BundlePayload | None = None
+        self.deployments_revision: int | None = None
+        """Of the admin API's store, where that owns the deployments."""
         self.signer = ""
         self.fence: Fence | None = None
         self.deployments: dict[str, DeploymentState] = {}
@@ -180,6 +182,7 @@ class SimHost:
             key_epoch=bundle.key_epoch,
             signer=self.signer,
             origins={name: member_digest(origin) for name, origin in bundle.content.origins.items()},
+            deployments_revision=self.deployments_revision,
         )
 
     # Calls
@@ -309,6 +312,7 @@ class SimHost:
         if not (same and self.running and self.healthy):
             self.boots += 1
         self.running = self.healthy = True
+        self._hand_over()
         return {
             "pid": self.boots,
             "unit_sha256": unit,
@@ -403,12 +407,23 @@ class SimHost:
         if not verified.repeat or self.bundle is None:
             self._prepare(payload, progress)
             self.bundle, self.fence, self.signer = payload, verified.fence, verified.signer
-            self._commit(payload)
+            if self.deployments_revision is None:
+                self._commit(payload)
+            self._hand_over()
         report = {
             "deployments": {name: {"state": state.state} for name, state in sorted(self.deployments.items())},
             "degraded": sorted(self.failing_deployments & self.deployments.keys()),
         }
         return {"revision": payload.revision, "content_digest": payload.content_digest, "report": report}
+
+    def _hand_over(self) -> None:
+        """What the admin API owns begins as what the bundle says; a bundle's owner takes all back."""
+        owns = self.config is not None and self.config.authority == "admin_managed"
+        if owns and self.deployments and self.deployments_revision is None:
+            self.deployments_revision = 1
+        elif not owns and self.deployments_revision is not None and self.bundle is not None:
+            self.deployments_revision = None
+            self._commit(self.bundle)
 
     def _prepare(self, payload: BundlePayload, progress: Progress) -> None:
         """Everything that can be refused is refused before anything changes."""

@@ -96,7 +96,7 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
             "config.not_available",
             "mistralrs",
         ),
-        (proxy(model_host="authority: admin_managed"), "config.not_available", "admin_managed"),
+        (proxy(model_host="authority: admin_managed"), "config.rule", "which is not enabled"),
         (proxy(model_host="authority: cluster_authority"), "config.not_available", "cluster_authority"),
         (proxy(model_host="cache: {directory: ./m}"), "config.bad_value", "an absolute path"),
         (proxy(model_host="cache: {budget_gib: 0}"), "config.out_of_range", "more than 0"),

@@ -1,0 +1,84 @@
+"""A host whose admin API owns the deployments: sb.yml seeds them once, then plans show them as unmanaged; routes and keys stay sb.yml's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sbctl.plan.model import UNMANAGED
+from tests.simulators.provider_world import QUICKSTART, ProviderWorld
+
+OWNED = QUICKSTART.replace("  model_host:\n", "  admin: {enabled: true}\n  model_host:\n    authority: admin_managed\n")
+EMPTY = """\
+proxy:
+  http_bind_port: 8080
+  admin: {enabled: true}
+  model_host: {authority: admin_managed}
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ProviderWorld:
+    return ProviderWorld(tmp_path)
+
+
+def test_deployments_seed_an_empty_store_and_are_unmanaged_then(world: ProviderWorld) -> None:
+    world.configure(OWNED)
+    assert world.rows()["deployment.local/chat"] == "create"
+    world.apply()
+    assert world.settled()
+    world.configure(OWNED.replace("max_concurrency: 2", "max_concurrency: 8").replace("chat", "other"))
+    plan = world.plan()
+    rows = world.rows(plan)
+    assert "deployment.local/other" not in rows
+    assert rows["deployment.local/chat"] == "forget"
+    assert rows["bundle.local"] == "update"
+    assert any("unmanaged on local: deployments (chat, other)" in note for note in plan.notes)
+    world.apply()
+    assert list(world.host().deployments) == ["chat"]
+    assert world.settled()
+    assert {change.reason for change in world.plan().changes if change.address.kind == "deployment"} == {UNMANAGED}
+
+
+def test_what_the_api_changed_is_no_drift(world: ProviderWorld) -> None:
+    world.configure(OWNED)
+    world.apply()
+    node = world.host()
+    node.deployments_revision = 7
+    chat = node.deployments.pop("chat")
+    assert world.settled()
+    node.deployments = {"chat": chat.model_copy(update={"stopped_by": "operator", "content_digest": "0" * 64})}
+    assert world.settled()
+
+
+def test_an_owner_that_has_nothing_yet_keeps_its_routes_and_destroy_takes_all(world: ProviderWorld) -> None:
+    world.configure(EMPTY)
+    world.apply()
+    assert world.host().bundle is not None
+    assert world.settled()
+    world.configure(OWNED)
+    world.apply()
+    assert world.settled()
+    world.execute(world.plan(mode="destroy", desired=()))
+    assert world.state.resources == {}
+
+
+def test_each_owner_hands_over_in_one_apply(world: ProviderWorld) -> None:
+    world.configure(QUICKSTART)
+    world.apply()
+    for text, revision in ((OWNED, 1), (QUICKSTART, None)):
+        world.configure(text)
+        assert world.rows()["runtime.local"] == "update"
+        world.apply()
+        assert world.host().deployments_revision == revision
+        assert list(world.host().deployments) == ["chat"]
+        assert world.settled()
+
+
+def test_a_route_may_come_before_its_deployment(world: ProviderWorld) -> None:
+    config = world.configure(EMPTY + QUICKSTART[QUICKSTART.index("origins:") :])
+    (origin,) = config.hosts["local"].origins.values()
+    assert [route.deployment for route in origin.routes] == ["chat"]
+    world.apply()
+    assert world.settled()
