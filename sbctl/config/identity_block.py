@@ -22,6 +22,7 @@ __all__ = ["EnrollModel", "IdentityModel", "check_identity"]
 _OWN: Final = ("ca_file", "cert_file", "key_file")
 _ISSUED: Final = ("directory", "validity_days", "enroll")
 _PLACEHOLDER: Final = "{host}"
+_ON_NODE: Final = "node-file:"
 
 
 class EnrollModel(Block):
@@ -86,10 +87,14 @@ def check_identity(
         for name in _OWN:
             if getattr(identity, name) is None:
                 problem(f"mode: manual needs {name}", ("mode",), "name CA, certificate and key of your PKI")
+        for name in ("ca_file", "cert_file"):
+            if (getattr(identity, name) or "").startswith(_ON_NODE):
+                problem(
+                    f"{name} is read on this machine", (name,), "bring it here; only the private key may be on the host"
+                )
         for name in ("cert_file", "key_file"):
             text = getattr(identity, name) or _PLACEHOLDER
-            alike = text.startswith("node-file:")
-            if len(hosts) > 1 and _PLACEHOLDER not in text and not alike:
+            if len(hosts) > 1 and _PLACEHOLDER not in text and not text.startswith(_ON_NODE):
                 problem(
                     f"{name} is the same file for {len(hosts)} hosts", (name,), "put {host} where their names differ"
                 )

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from sbctl.base import strict_json
 from sbctl.base.clock import Clock, rfc3339
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.runtime.listeners import read_body
@@ -62,20 +63,22 @@ def enrollment_control(enrollment: Enrollment, files: DelegatedFiles, clock: Clo
         return {"tokens": [row_document(row) for row in await asyncio.to_thread(enrollment.tokens)]}
 
     async def create(request: web.Request) -> dict[str, Any]:
-        from sbctl.base import strict_json
-
         body = await read_body(request, max_bytes=_BODY_MAX_BYTES, deadline_s=10.0)
         asked = strict_json.loads(body, max_bytes=_BODY_MAX_BYTES, max_depth=4)
-        if not isinstance(asked, dict):
-            raise InputError("invalid_request", "a token is asked for with an object")
-        token, row = await asyncio.to_thread(
-            enrollment.create_token,
-            roles=[str(role) for role in asked["roles"]],
-            labels={str(key): str(value) for key, value in asked["labels"].items()},
-            node_id=asked["node_id"],
-            ttl_s=int(asked["ttl_s"]),
-            now=clock.now(),
-        )
+        try:
+            wanted = {
+                "roles": [str(role) for role in asked["roles"]],
+                "labels": {str(key): str(value) for key, value in asked["labels"].items()},
+                "node_id": asked["node_id"],
+                "ttl_s": int(asked["ttl_s"]),
+            }
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(
+                "invalid_request",
+                "a token is asked for with {roles, labels, node_id, ttl_s}",
+                next_step="use the same version of sbctl here and on the host",
+            ) from None
+        token, row = await asyncio.to_thread(enrollment.create_token, now=clock.now(), **wanted)
         return {"token": token.text().reveal().decode(), "row": row_document(row)}
 
     async def revoke(request: web.Request) -> dict[str, Any]:

@@ -31,10 +31,6 @@ class ChunkedBody:
         self.is_complete = False
         self.rest = b""
 
-    @property
-    def held_bytes(self) -> int:
-        return len(self._body) + len(self._buffer)
-
     def body(self) -> bytes:
         return bytes(self._body)
 

@@ -220,11 +220,6 @@ class ClientConnection(asyncio.Protocol):
 
     # As ports.Client
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the caller still is."""
-        return self._transport is not None
-
     def answer(self, answer: Answer) -> None:
         if self._transport is None:
             return

@@ -52,7 +52,6 @@ _NAME: Final = "sbctl-enrollment"
 _STATES: Final = (Path("/var/lib") / _NAME, Path("/var/lib/private") / _NAME)
 _CONTROL: Final = Path("/run") / _NAME / "control.sock"
 _ROTATION: Final = "rotation"
-_SECRETS: Final = frozenset({"ca-key.pem", "authority-signing.key"})
 _MAX_BYTES: Final = 4 * 1024 * 1024
 _ASK_S: Final = 60.0
 _LOW_PORTS: Final = 1024

@@ -214,6 +214,7 @@ def test_a_key_that_is_on_the_host_already_is_read_there_and_only_when_nobody_el
     [
         ("{mode: manual}", "needs ca_file"),
         (IDENTITY.replace("{host}.pem", "node.pem"), "the same file for 2 hosts"),
+        (IDENTITY.replace("pki/{host}.pem", "node-file:/etc/pki/node.pem"), "cert_file is read on this machine"),
         (IDENTITY.replace("mode: manual", "mode: manual, validity_days: 3"), "for mode: authority"),
         ("{ca_file: pki/ca.pem}", "for mode: manual"),
         ("{enroll: {host: gone}}", "which is no host"),
