@@ -132,7 +132,7 @@ def test_one_bad_deployment_refuses_the_whole_candidate(tmp_path: Path, make_mem
 def test_a_commit_that_the_disk_refuses_leaves_the_old_serving(
     tmp_path: Path, make_member: MakeMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_arguments: object) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
         raise SbctlError("store_failed", "the disk is full")
 
     async def scenario(node: _Node) -> None:
