@@ -18,4 +18,6 @@ class Actor:
     source: str
 
 
-ACTING: Final[ContextVar[Actor]] = ContextVar("acting", default=Actor("runtime", "runtime", "runtime"))
+_RUNTIME: Final = Actor("runtime", "runtime", "runtime")
+
+ACTING: Final[ContextVar[Actor]] = ContextVar("acting", default=_RUNTIME)

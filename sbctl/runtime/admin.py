@@ -1,31 +1,41 @@
-"""The admin API: for operators and dashboards on this machine. Guarded first (`admin_guard`), then routed; no GET changes anything."""
+"""The admin API: for operators and dashboards on this machine. Guarded first (`admin_guard`), then routed by `admin_routes`.
+
+No GET changes anything, and none asks an engine: what is told is what the runtime knows at that moment. Changes are jobs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 
-from sbctl.base.clock import Clock
 from sbctl.base.errors import HTTP_STATUS, InputError, RefusedError, SbctlError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.runtime.admin_desired import AdminDesired, refusal
 from sbctl.runtime.admin_guard import AdminGuard
+from sbctl.runtime.admin_routes import PREFIX, ROUTES
 from sbctl.runtime.generation import Generation
-from sbctl.runtime.jobs import Jobs
-from sbctl.runtime.listeners import PROBE_ROUTES, Handler, json_headers, read_body
-from sbctl.runtime.log import get_log
+from sbctl.runtime.jobs import Jobs, job_document
+from sbctl.runtime.listeners import Handler, json_headers, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
+from sbctl.runtime.provision import Progress
 from sbctl.runtime.reconcile import Action, Reconciler
 from sbctl.runtime.replica import Replica
-from sbctl.runtime.store import JobRow, RuntimeStore
+from sbctl.runtime.store import JobRow
 
 __all__ = ["AdminPlane"]
 
-_PREFIX: Final = "/admin/model-host"
+_ULID: Final = re.compile("[0-9A-HJKMNP-TV-Z]{26}")
+_NUMBER_MAX_DIGITS: Final = 9
+_NO_ENGINE: Final = ("engine_missing", "engine.incompatible")
+_SILENCE_S: Final = 15.0
+"""Between two signs of life on a stream of progress."""
 
 
 class AdminPlane:
@@ -34,10 +44,9 @@ class AdminPlane:
     def __init__(
         self,
         reconciler: Reconciler,
-        store: RuntimeStore,
+        jobs: Jobs,
         metrics: RuntimeMetrics,
         *,
-        clock: Clock,
         desired: AdminDesired,
         username: str,
         password: Secret,
@@ -47,28 +56,29 @@ class AdminPlane:
         self._reconciler = reconciler
         self._metrics = metrics
         self._desired = desired
-        self._jobs = Jobs(store, clock)
+        self._jobs = jobs
         self._guard = AdminGuard(username, password, bind=bind, port=port)
-        self._log = get_log("admin")
 
     def app(self) -> web.Application:
         app = web.Application(
             middlewares=[self._answer(), self._guard.middleware()], client_max_size=ADMIN_BODY_MAX_BYTES
         )
-        app.add_routes([web.get(path, self._probe) for path in PROBE_ROUTES])
-        app.add_routes(
-            [
-                web.get("/metrics", self._metrics_text),
-                web.get(f"{_PREFIX}/status", self._status),
-                web.get(f"{_PREFIX}/deployments", self._deployments),
-                web.put(f"{_PREFIX}/deployments", self._replace_deployments),
-                web.get(f"{_PREFIX}/jobs", self._list_jobs),
-                web.get(f"{_PREFIX}/jobs/{{job}}", self._show_job),
-                web.post(f"{_PREFIX}/load", self._load),
-                web.post(f"{_PREFIX}/stop", self._stop),
-                web.post(f"{_PREFIX}/reset", self._reset),
-            ]
-        )
+        handlers: Mapping[str, Handler] = {
+            "probe": self._probe,
+            "metrics": self._metrics_text,
+            "status": self._status,
+            "deployments": self._deployments,
+            "replace_deployments": self._replace_deployments,
+            "list_jobs": self._list_jobs,
+            "show_job": self._show_job,
+            "stream_job": self._stream_job,
+            "act": self._act,
+        }
+        for route in ROUTES:
+            if route.method == "GET":
+                app.router.add_get(route.path, handlers[route.handler])
+            else:
+                app.router.add_route(route.method, route.path, handlers[route.handler])
         return app
 
     # Reading
@@ -90,24 +100,75 @@ class AdminPlane:
     async def _status(self, _request: web.Request) -> web.Response:
         generations = self._reconciler.generations
         rows = [
-            _row(generations[name], replica) for name in sorted(generations) for replica in generations[name].replicas
+            _row(generations[name], replica, self._jobs.newest(name))
+            for name in sorted(generations)
+            for replica in generations[name].replicas
         ]
         serving = any(generation.ready_replicas for generation in generations.values())
-        return _json({"serving": serving, "runtime_revision": self._reconciler.revision, "deployments": rows})
+        blockers = [
+            f"{row['deployment']}: {row['reason_code']}"
+            for row in rows
+            if row["reason_code"] and row["state"] == "failed"
+        ]
+        advice = "sbctl logs says why; sbctl models reset DEPLOYMENT once it is mended" if blockers else None
+        return _json(
+            {
+                "serving": serving,
+                "runtime_revision": self._reconciler.revision,
+                "deployments": rows,
+                "models": rows,
+                "local_serving": {"ready": not blockers, "blockers": blockers, "recommendation": advice},
+            }
+        )
 
     async def _deployments(self, _request: web.Request) -> web.Response:
         return _json(self._desired.shown())
 
     async def _list_jobs(self, _request: web.Request) -> web.Response:
-        jobs = await asyncio.to_thread(self._jobs.rows)
-        return _json({"schema_version": 1, "jobs": [_job(row) for row in jobs]})
+        rows = await self._jobs.rows()
+        return _json({"schema_version": 1, "jobs": [job_document(row) for row in rows]})
 
     async def _show_job(self, request: web.Request) -> web.Response:
+        row = await self._asked_job(request)
+        return _json({"schema_version": 1, "job": job_document(row)})
+
+    async def _stream_job(self, request: web.Request) -> web.StreamResponse:
+        row = await self._asked_job(request)
+        last = request.headers.get("Last-Event-ID", "0")
+        after = int(last) if last.isascii() and last.isdigit() and len(last) <= _NUMBER_MAX_DIGITS else 0
+        response = web.StreamResponse(headers=json_headers({"Content-Type": "text/event-stream"}))
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            await self._tell_steps(response, row.id, after)
+        return response
+
+    async def _tell_steps(self, response: web.StreamResponse, job: str, after: int) -> None:
+        """To the job's end. Raises ConnectionError when the reader left."""
+        steps = self._jobs.follow(job, after=after)
+        pending = asyncio.ensure_future(anext(steps, None))
+        try:
+            while True:
+                await asyncio.wait({pending}, timeout=_SILENCE_S)
+                if not pending.done():
+                    await response.write(b": working\n\n")
+                    continue
+                step = pending.result()
+                if step is None:
+                    return
+                data = json.dumps({"schema_version": 1, "job": job_document(step.row)})
+                await response.write(f"id: {step.number}\nevent: job\ndata: {data}\n\n".encode())
+                pending = asyncio.ensure_future(anext(steps, None))
+        finally:
+            pending.cancel()
+
+    async def _asked_job(self, request: web.Request) -> JobRow:
         asked = request.match_info["job"]
-        for row in await asyncio.to_thread(self._jobs.rows):
-            if row.id == asked:
-                return _json({"schema_version": 1, "job": _job(row)})
-        raise RefusedError("not_found", "there is no such job")
+        if not _ULID.fullmatch(asked):
+            raise InputError("invalid_request", "a job's id is 26 characters of a ULID")
+        row = await self._jobs.row(asked)
+        if row is None:
+            raise RefusedError("not_found", "there is no such job", detail={"job_id": asked})
+        return row
 
     # Changing
 
@@ -121,30 +182,24 @@ class AdminPlane:
             status, body = refusal(error)
             return _json(body, status)
 
-    async def _load(self, request: web.Request) -> web.Response:
-        return await self._queued(request, "load")
-
-    async def _stop(self, request: web.Request) -> web.Response:
-        return await self._queued(request, "stop")
-
-    async def _reset(self, request: web.Request) -> web.Response:
+    async def _act(self, request: web.Request) -> web.Response:
+        """A job, whatever it is: an unknown deployment is told at once, everything else by the job."""
+        action = cast("Action", request.path.removeprefix(f"{PREFIX}/"))
         deployment = await self._named(request)
-        job = self._jobs.begin("reset", deployment, self._reconciler.act(deployment, "reset"))
-        await job.done
-        self._audit(request, "reset", deployment)
-        return _json({"deployment": deployment, "state": "configured", "job_id": job.id})
 
-    async def _queued(self, request: web.Request, action: Action) -> web.Response:
-        deployment = await self._named(request)
-        job = self._jobs.begin(action, deployment, self._reconciler.act(deployment, action))
-        self._audit(request, action, deployment)
+        async def work(progress: Progress) -> Any:
+            return await self._reconciler.act(deployment, action, progress)
+
+        weights = self._reconciler.known(deployment).member.artifact.artifact
+        subject = f"artifact:sha256:{weights}" if action == "pull" else deployment
+        job = await self._jobs.begin(action, deployment, work, subject=subject)
         return _json(
             {
                 "schema_version": 1,
                 "deployment": deployment,
                 "state": "queued",
                 "job_id": job.id,
-                "poll_url": f"{_PREFIX}/jobs/{job.id}",
+                "poll_url": f"{PREFIX}/jobs/{job.id}",
             },
             202,
         )
@@ -154,12 +209,8 @@ class AdminPlane:
         named = document.get("deployment", document.get("model"))
         if not isinstance(named, str) or set(document) - {"deployment", "model"}:
             raise InputError("invalid_body", 'the body is {"deployment": "<id>"}')
-        if named not in self._reconciler.generations:
-            raise RefusedError("unknown_deployment", "there is no such deployment")
+        self._reconciler.known(named)
         return named
-
-    def _audit(self, request: web.Request, action: str, deployment: str) -> None:
-        self._log.info("audit", action=action, deployment=deployment, method=request.method, source=request.remote)
 
     def _answer(self) -> Any:
         @web.middleware
@@ -186,7 +237,7 @@ def _json(document: Mapping[str, Any], status: int = 200, headers: Mapping[str, 
     return web.json_response(document, status=status, headers=json_headers(headers))
 
 
-def _row(generation: Generation, replica: Replica) -> dict[str, Any]:
+def _row(generation: Generation, replica: Replica, job_id: str | None) -> dict[str, Any]:
     state = replica.state()
     engine = generation.member.engine
     return {
@@ -198,28 +249,14 @@ def _row(generation: Generation, replica: Replica) -> dict[str, Any]:
         "queued_requests": state.queued_requests,
         "engine": engine.engine,
         "engine_version": engine.version,
-        "driver_availability": "available",
+        "driver_availability": "incompatible" if state.reason_code in _NO_ENGINE else "available",
         "artifact_digest": generation.member.artifact.artifact,
         "selected_devices": [],
-        "memory": None,
+        "memory": None if state.memory_bytes is None else {"total_bytes": state.memory_bytes},
         "port": replica.port,
         "restarts": state.restarts,
         "stopped_by": replica.stopped_by,
         "reason_code": state.reason_code,
-        "job_id": None,
+        "job_id": job_id,
         "last_error": state.last_error,
-    }
-
-
-def _job(row: JobRow) -> dict[str, Any]:
-    ended = row.state != "running"
-    return {
-        "id": row.id,
-        "kind": row.kind,
-        "subject": row.subject,
-        "state": row.state,
-        "created_at_ms": row.created_at_ms,
-        "updated_at_ms": row.updated_at_ms,
-        "terminal_at_ms": row.updated_at_ms if ended else None,
-        "error": row.error,
     }

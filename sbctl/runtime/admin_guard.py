@@ -24,6 +24,7 @@ from sbctl.base import strict_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.base.secret import Secret
+from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.listeners import PROBE_ROUTES, Handler
 from sbctl.runtime.routes import is_loopback
 
@@ -40,6 +41,7 @@ class AdminGuard:
     """Stateless but for the failures of each source."""
 
     def __init__(self, username: str, password: Secret, *, bind: str, port: int) -> None:
+        self._username = username
         self._expected = hashlib.sha256(username.encode() + b":" + password.reveal()).digest()
         names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(bind) else []
         if not is_loopback(bind) or bind not in ("127.0.0.1", "::1"):
@@ -55,6 +57,7 @@ class AdminGuard:
             self._check_site(request)
             if request.match_info.route.resource is None or _path(request) not in PROBE_ROUTES:
                 self._check_credentials(request)
+                ACTING.set(Actor(self._username, "admin", f"admin {request.remote or 'unix'}"))
                 if request.method not in _READING and request.content_type != "application/json":
                     raise RefusedError("unsupported_media_type", "changes are application/json")
             return await handler(request)

@@ -4,7 +4,8 @@
     POST   /control/v1/bundle                            {envelope, expected_revision} → application/x-ndjson:
                                                          {"progress": …}* then {"result": …} or {"error": …}
     DELETE /control/v1/bundle
-    POST   /control/v1/deployments/{id}/{load|stop|reset}
+    POST   /control/v1/deployments/{id}/{action}         {by?, drain_s?} → application/x-ndjson as a bundle; it is a job
+                                                         action: load, stop, drain, evict, pull, reset
     POST   /control/v1/drain/{operator|apply}            admit nothing new → {"active_requests": …}
     DELETE /control/v1/drain/{operator|apply}
 
@@ -16,24 +17,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar, cast
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sbctl.base import strict_json
 from sbctl.base.errors import HTTP_STATUS, InputError, SbctlError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.node.snapshot import DeploymentState
+from sbctl.runtime.actor import ACTING, Actor
+from sbctl.runtime.admin_routes import ACTIONS
 from sbctl.runtime.drain import Drain, DrainedBy
+from sbctl.runtime.jobs import Jobs
 from sbctl.runtime.listeners import read_body
 from sbctl.runtime.log import get_log
+from sbctl.runtime.provision import Progress
 from sbctl.runtime.reconcile import Action, Reconciler
 
 __all__ = ["control_app"]
 
 _BODY_MAX_BYTES: Final = 2 * BUNDLE_MAX_BYTES
 _HEARTBEAT_S: Final = 5.0
+
+_Asked = TypeVar("_Asked", bound=BaseModel)
 
 
 class _BundleRequest(BaseModel):
@@ -43,16 +51,25 @@ class _BundleRequest(BaseModel):
     expected_revision: int | None = None
 
 
-def control_app(reconciler: Reconciler, status: Callable[[], dict[str, Any]], drain: Drain) -> web.Application:
+class _ActionRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    by: str | None = Field(default=None, max_length=200)
+    drain_s: float | None = Field(default=None, ge=0, le=86_400)
+
+
+def control_app(
+    reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain
+) -> web.Application:
     """The application behind the socket; `status` gives the status document."""
-    routes = _Control(reconciler, status, drain)
+    routes = _Control(reconciler, jobs, status, drain)
     app = web.Application(client_max_size=_BODY_MAX_BYTES)
     app.add_routes(
         [
             web.get("/control/v1/status", routes.status),
             web.post("/control/v1/bundle", routes.apply),
             web.delete("/control/v1/bundle", routes.clear),
-            web.post("/control/v1/deployments/{deployment}/{action:load|stop|reset}", routes.act),
+            web.post(f"/control/v1/deployments/{{deployment}}/{{action:{'|'.join(ACTIONS)}}}", routes.act),
             web.post("/control/v1/drain/{by:operator|apply}", routes.drain),
             web.delete("/control/v1/drain/{by:operator|apply}", routes.resume),
         ]
@@ -61,8 +78,9 @@ def control_app(reconciler: Reconciler, status: Callable[[], dict[str, Any]], dr
 
 
 class _Control:
-    def __init__(self, reconciler: Reconciler, status: Callable[[], dict[str, Any]], drain: Drain) -> None:
+    def __init__(self, reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain) -> None:
         self._reconciler = reconciler
+        self._jobs = jobs
         self._drain = drain
         self._status = status
         self._running: set[asyncio.Task[Any]] = set()
@@ -80,41 +98,33 @@ class _Control:
         return web.json_response({})
 
     async def apply(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
-        await response.prepare(request)
-        lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=256)
+        async def begun(progress: Progress) -> asyncio.Task[Any]:
+            asked = _read(_BundleRequest, await read_body(request, max_bytes=_BODY_MAX_BYTES))
+            return self._begin(self._reconciler.apply_bundle(asked.envelope, asked.expected_revision, progress))
 
-        def progress(done: int, total: int | None, note: str) -> None:
-            with contextlib.suppress(asyncio.QueueFull):
-                lines.put_nowait({"progress": {"done": done, "total": total, "note": note}})
+        return await _followed(request, begun)
 
-        try:
-            asked = _bundle_request(await read_body(request, max_bytes=_BODY_MAX_BYTES))
-        except SbctlError as error:
-            await _line(response, {"error": error.to_wire()})
-            return response
-        work = self._begin(self._reconciler.apply_bundle(asked.envelope, asked.expected_revision, progress))
-        while not work.done() or not lines.empty():
-            getting = asyncio.create_task(lines.get())
-            try:
-                await asyncio.wait({getting, work}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                if getting.done():
-                    await _line(response, getting.result())
-                elif not work.done():
-                    await _line(response, {"progress": {"done": 0, "total": None, "note": "working"}})
-            finally:
-                getting.cancel()
-        await _line(response, _outcome(work))
-        return response
+    async def act(self, request: web.Request) -> web.StreamResponse:
+        deployment, action = request.match_info["deployment"], cast("Action", request.match_info["action"])
+
+        async def begun(progress: Progress) -> asyncio.Task[Any]:
+            asked = _read(_ActionRequest, await read_body(request, max_bytes=_BODY_MAX_BYTES) or b"{}")
+            self._reconciler.known(deployment)
+
+            async def work(noted: Progress) -> DeploymentState:
+                def both(done: int, total: int | None, note: str) -> None:
+                    noted(done, total, note)
+                    progress(done, total, note)
+
+                return await self._reconciler.act(deployment, action, both, drain_s=asked.drain_s)
+
+            ACTING.set(Actor(asked.by or "node interface", "admin", "control"))
+            return (await self._jobs.begin(action, deployment, work)).done
+
+        return await _followed(request, begun)
 
     async def clear(self, _request: web.Request) -> web.Response:
         work = self._begin(self._reconciler.clear())
-        await asyncio.wait({work})
-        return _answer(work)
-
-    async def act(self, request: web.Request) -> web.Response:
-        action = cast("Action", request.match_info["action"])
-        work = self._begin(self._reconciler.act(request.match_info["deployment"], action))
         await asyncio.wait({work})
         return _answer(work)
 
@@ -130,10 +140,41 @@ class _Control:
             self._log.warning("request failed", error=str(task.exception()))
 
 
-def _bundle_request(body: bytes) -> _BundleRequest:
+async def _followed(
+    request: web.Request, begin: Callable[[Progress], Awaitable[asyncio.Task[Any]]]
+) -> web.StreamResponse:
+    """Lines of progress as they come, then how it ended."""
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=256)
+
+    def progress(done: int, total: int | None, note: str) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            lines.put_nowait({"progress": {"done": done, "total": total, "note": note}})
+
+    try:
+        work = await begin(progress)
+    except SbctlError as error:
+        await _line(response, {"error": error.to_wire()})
+        return response
+    while not work.done() or not lines.empty():
+        getting = asyncio.create_task(lines.get())
+        try:
+            await asyncio.wait({getting, work}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                await _line(response, getting.result())
+            elif not work.done():
+                await _line(response, {"progress": {"done": 0, "total": None, "note": "working"}})
+        finally:
+            getting.cancel()
+    await _line(response, _outcome(work))
+    return response
+
+
+def _read(model: type[_Asked], body: bytes) -> _Asked:
     document = strict_json.loads(body, max_bytes=_BODY_MAX_BYTES)
     try:
-        return _BundleRequest.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -148,7 +189,10 @@ def _wire(error: BaseException) -> dict[str, Any]:
 
 def _outcome(work: asyncio.Task[Any]) -> dict[str, Any]:
     error = asyncio.CancelledError("the runtime is stopping") if work.cancelled() else work.exception()
-    return {"result": work.result()} if error is None else {"error": _wire(error)}
+    if error is not None:
+        return {"error": _wire(error)}
+    result = work.result()
+    return {"result": result.model_dump(mode="json") if isinstance(result, BaseModel) else result}
 
 
 def _answer(work: asyncio.Task[Any]) -> web.Response:
@@ -156,7 +200,7 @@ def _answer(work: asyncio.Task[Any]) -> web.Response:
     if "error" in outcome:
         return web.json_response(outcome, status=HTTP_STATUS.status(outcome["error"]["code"]))
     result = outcome["result"]
-    return web.json_response({} if result is None else result.model_dump(mode="json"))
+    return web.json_response(result or {})
 
 
 async def _line(response: web.StreamResponse, document: dict[str, Any]) -> None:

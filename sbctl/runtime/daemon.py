@@ -45,6 +45,7 @@ from sbctl.runtime.gateway.server import App, GatewayServer
 from sbctl.runtime.https_only import HttpsOnly
 from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.key_limits import KeyLimits
+from sbctl.runtime.jobs import Jobs
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.listeners import Listener
@@ -86,6 +87,7 @@ class Daemon:
         prepare_directories(paths, (paths.engine_records, paths.state / "run"))
         self._metrics = RuntimeMetrics()
         self._store = RuntimeStore(paths.database, paths.bundle)
+        self._jobs = Jobs(self._store, SYSTEM_CLOCK)
         self._events = EventLog(paths.database, SYSTEM_CLOCK)
         self._drain = Drain(paths, self._events)
         self._host = _engine_host(paths, os.environ, self._events)
@@ -220,7 +222,7 @@ class Daemon:
             self._admin_url = base_url(admin)
             plane = AdminPlane(
                 self._reconciler,
-                self._store,
+                self._jobs,
                 self._metrics,
                 desired=AdminDesired(
                     self._reconciler, authority=config.authority, started_by_hand=self._settings.started_by_hand
@@ -231,7 +233,7 @@ class Daemon:
                 bind=config.admin_bind,
             )
             self._will_listen(Listener(plane.app()), admin)
-        app = with_identity(control_app(self._reconciler, self.status, self._drain), self._identity)
+        app = with_identity(control_app(self._reconciler, self._jobs, self.status, self._drain), self._identity)
         control = Listener(with_certificate(app, self._certificate))
         self._listeners.append(control)
         await control.start(_bind_unix(self._settings.paths.control_socket))

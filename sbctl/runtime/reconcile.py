@@ -33,7 +33,9 @@ from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
 __all__ = ["Action", "Reconciler"]
 
-Action = Literal["load", "stop", "reset"]
+Action = Literal["load", "stop", "drain", "evict", "pull", "reset"]
+_STOPS: Final = ("stop", "drain")
+_LONG_DRAIN_S: Final = 24 * 3600.0
 _TAKE_OVER_S: Final = 30.0
 
 
@@ -182,22 +184,44 @@ class Reconciler:
             await self._retire(old, drain_s=self._drain_s)
             self._release_weights()
 
-    async def act(self, deployment: str, action: Action) -> DeploymentState:
-        """Load, stop or reset now. A stop is remembered across restarts until a load, a reset or the next bundle.
-
-        Raises RefusedError `unknown_deployment`, what loading raises, EngineError `engine_shutdown_failed`.
-        """
+    def known(self, deployment: str) -> Generation:
+        """Raises RefusedError `unknown_deployment`."""
         generation = self.generations.get(deployment)
         if generation is None:
             raise RefusedError("unknown_deployment", f'there is no deployment "{deployment[:128]}" here')
-        await asyncio.to_thread(self._store.set_stopped, deployment, action == "stop")
-        if action == "stop":
-            await generation.stop("operator", drain_s=self._drain_s)
+        return generation
+
+    async def act(
+        self, deployment: str, action: Action, progress: Progress = quiet, *, drain_s: float | None = None
+    ) -> DeploymentState:
+        """One of these now:
+
+        load   every replica ready                       pull   its weights verified in the cache
+        stop   what runs has the shutdown deadline       evict  engines without a request end; the next request starts them again
+        drain  what runs has `drain_s`, else a day       reset  a crash loop ends; refused while every replica is ready
+
+        A stop and a drain are remembered across restarts until a load, a reset or the next bundle. Raises RefusedError `unknown_deployment`,
+        `deployment_busy`, `deployment_healthy`; what loading and fetching raise; EngineError `engine_shutdown_failed`.
+        """
+        generation = self.known(deployment)
+        if action == "pull":
+            await generation.prepare(progress)
+        elif action == "evict":
+            await generation.evict()
+        elif action == "reset" and generation.ready_replicas == len(generation.replicas):
+            raise RefusedError("deployment_healthy", "every replica is ready: there is nothing to reset")
+        else:
+            await asyncio.to_thread(self._store.set_stopped, deployment, action in _STOPS)
+            await self._move(generation, action, progress, _LONG_DRAIN_S if drain_s is None else drain_s)
+        return generation.state()
+
+    async def _move(self, generation: Generation, action: Action, progress: Progress, drain_s: float) -> None:
+        if action in _STOPS:
+            await generation.stop("operator", drain_s=self._drain_s if action == "stop" else drain_s)
         elif action == "load":
-            await generation.load("operator")
+            await generation.load("operator", progress)
         else:
             await generation.reset()
-        return generation.state()
 
     async def shutdown(self, *, drain_s: float) -> None:
         """Drain for at most `drain_s` seconds, then stop every engine, or leave it to the next daemon where it outlives this one.

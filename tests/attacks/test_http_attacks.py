@@ -19,10 +19,13 @@ from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.secret import Secret
 from sbctl.node.paths import node_paths
 from sbctl.runtime.admin import AdminPlane
+from sbctl.runtime.admin_desired import AdminDesired
+from sbctl.runtime.admin_routes import ROUTES
 from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import GatewayLimits, GatewayServer
+from sbctl.runtime.jobs import Jobs
 from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.listeners import PROBE_ROUTES, Listener, ListenerLimits, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
@@ -34,6 +37,7 @@ from tests.simulators.engine_world import EngineWorld, facts
 from tests.simulators.runtime_world import Operator, content, member
 
 PASSWORD = "correct horse"
+NO_JOB = "0" * 26
 BASIC = "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
 LIMITS = ListenerLimits(header_s=0.3, write_stall_s=0.3, idle_s=0.5, connections=8)
 GATEWAY_LIMITS = GatewayLimits(header_s=0.3, body_s=0.5, write_stall_s=0.3, idle_s=0.5, connections=8)
@@ -66,10 +70,9 @@ class Target:
         self.admin_port = sock.getsockname()[1]
         self.admin = AdminPlane(
             self.reconciler,
-            self.store,
+            Jobs(self.store, SYSTEM_CLOCK),
             self.metrics,
-            clock=SYSTEM_CLOCK,
-            authority="file_managed",
+            desired=AdminDesired(self.reconciler, authority="file_managed"),
             username="admin",
             password=Secret(PASSWORD.encode()),
             bind="127.0.0.1",
@@ -230,7 +233,7 @@ async def test_G2_an_absolute_target_is_refused(target: Target) -> None:
 
 def _routes(target: Target) -> list[tuple[str, str]]:
     return [
-        (route.method, route.resource.canonical.replace("{job}", "01"))
+        (route.method, route.resource.canonical.replace("{job}", NO_JOB))
         for route in target.admin.router.routes()
         if route.resource is not None
     ]
@@ -279,10 +282,14 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
     ("GET", "/admin/model-host/deployments"): (401, 200),
     ("PUT", "/admin/model-host/deployments"): (401, 403),
     ("GET", "/admin/model-host/jobs"): (401, 200),
-    ("GET", "/admin/model-host/jobs/01"): (401, 404),
+    ("GET", f"/admin/model-host/jobs/{NO_JOB}"): (401, 404),
+    ("GET", f"/admin/model-host/jobs/{NO_JOB}/stream"): (401, 404),
     ("POST", "/admin/model-host/load"): (401, 202),
     ("POST", "/admin/model-host/stop"): (401, 202),
-    ("POST", "/admin/model-host/reset"): (401, 200),
+    ("POST", "/admin/model-host/drain"): (401, 202),
+    ("POST", "/admin/model-host/evict"): (401, 202),
+    ("POST", "/admin/model-host/pull"): (401, 202),
+    ("POST", "/admin/model-host/reset"): (401, 202),
 }
 """Route → status without credentials, with them. A new route without an entry fails the test below."""
 
@@ -300,6 +307,7 @@ async def _knock(target: Target, method: str, path: str, *, authorized: bool) ->
 async def test_G4_every_route_and_method_answers_as_the_table_says(target: Target) -> None:
     paths = {path for _, path in _routes(target)}
     assert {path for _, path in MATRIX} == paths
+    assert set(MATRIX) == {(route.method, route.path.replace("{job}", NO_JOB)) for route in ROUTES}
     for path in sorted(paths):
         for method in METHODS:
             expected = MATRIX.get((method, path))
@@ -533,14 +541,57 @@ async def test_a_load_is_a_job_that_can_be_followed(target: Target) -> None:
     assert queued["state"] == "queued"
     for _ in range(200):
         job = body_of(await raw(target.admin_port, request(target, f"GET {queued['poll_url']}"))).get("job", {})
-        if job.get("state") == "succeeded":
+        if job.get("state") == "ready":
             break
         await asyncio.sleep(0.02)
-    assert (job["kind"], job["subject"], job["state"], job["error"]) == ("load", "deployment:q", "succeeded", None)
+    assert (job["kind"], job["subject"], job["state"], job["error"]) == ("load", "q", "ready", None)
     status = body_of(await raw(target.admin_port, request(target, STATUS)))
     assert status["serving"] is True
     row = status["deployments"][0]
     assert (row["deployment"], row["state"], row["engine"], row["generation"]) == ("q", "ready", "llama_cpp", 1)
+    assert row["job_id"] == job["id"]
+
+
+async def _to_the_end(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(30):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_a_job_s_progress_is_a_stream_that_ends_and_goes_on_behind_a_step(target: Target) -> None:
+    asked = request(target, "POST /admin/model-host/pull", "Content-Type: application/json", body=b'{"deployment":"q"}')
+    queued = body_of(await raw(target.admin_port, asked))
+    stream = f"GET {queued['poll_url']}/stream"
+    first = await _to_the_end(target.admin_port, request(target, stream, "Connection: close"))
+    assert status_of(first) == 200
+    assert b"Content-Type: text/event-stream" in first
+    events = [line for line in first.split(b"\n") if line.startswith((b"id: ", b"data: "))]
+    assert events[0] == b"id: 1"
+    assert b'"state": "queued"' in events[1]
+    assert b'"state": "ready"' in events[-1]
+    last = events[-2].removeprefix(b"id: ").decode()
+    behind = request(target, stream, f"Last-Event-ID: {int(last) - 1}", "Connection: close")
+    again = await _to_the_end(target.admin_port, behind)
+    assert again.count(b"data: ") == 1
+    assert b'"state": "ready"' in again
+    bad = await raw(target.admin_port, request(target, "GET /admin/model-host/jobs/01"))
+    assert status_of(bad) == 400
+
+
+async def test_what_cannot_be_done_to_a_deployment_is_the_job_s_end(target: Target) -> None:
+    body = b'{"deployment":"q"}'
+    for action, says in (("load", None), ("reset", "deployment_healthy"), ("evict", None), ("drain", None)):
+        asked = request(target, f"POST /admin/model-host/{action}", "Content-Type: application/json", body=body)
+        queued = body_of(await raw(target.admin_port, asked))
+        stream = request(target, f"GET {queued['poll_url']}/stream", "Connection: close")
+        await _to_the_end(target.admin_port, stream)
+        job = body_of(await raw(target.admin_port, request(target, f"GET {queued['poll_url']}")))["job"]
+        assert (job["state"], (job["error"] or "").split(":")[0] or None) == ("failed" if says else "ready", says)
+    assert target.store.stopped() == {"q"}
 
 
 async def test_G22_names_from_requests_never_become_labels_or_lines(

@@ -16,7 +16,9 @@ from sbctl.apply import events
 from sbctl.base.errors import ExitCode
 from sbctl.plan.document import ChangeDocument, LeafDocument, PlanDocument, SummaryDocument
 from sbctl.plan.model import Action
+from sbctl.runtime.admin_routes import ROUTES
 from sbctl.runtime.gateway.surface import MODELS_PATHS, SURFACE
+from sbctl.runtime.listeners import PROBE_ROUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -89,14 +91,7 @@ def test_the_event_page_names_every_event_and_field() -> None:
 
 def test_the_http_page_names_every_route() -> None:
     page = _page("admin-api.md")
-    routes: list[str] = []
-    for module in ("admin.py",):
-        source = (ROOT / "sbctl" / "runtime" / module).read_text(encoding="utf-8")
-        found = re.findall(r"web\.(get|post|put|delete|patch)\((f?)\"([^\"]+)\"", source)
-        routes += [
-            f"{verb.upper()} {path.replace('{_PREFIX}', '/admin/model-host').replace('{{job}}', '{job}')}"
-            for verb, _f, path in found
-        ]
+    routes = [f"{route.method} {route.path}" for route in ROUTES if route.path not in PROBE_ROUTES]
     routes += [f"POST {path}" for path in SURFACE] + [f"GET {path}" for path in MODELS_PATHS]
     assert len(routes) > 10
     assert [route for route in routes if f"`{route}`" not in page] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +53,12 @@ def _programs(envelope: str) -> frozenset[Path]:
 def _apply(context: NodeContext, params: BundleApply) -> dict[str, Any]:
     client = ControlClient(context.paths.control_socket)
     context.cancellation.subscribe(client.abandon)
-    for line in client.apply_bundle(params.envelope, params.expected_revision, silence_s=_SILENCE_S):
+    lines = client.apply_bundle(params.envelope, params.expected_revision, silence_s=_SILENCE_S)
+    return _outcome(context, lines, "the runtime ended before it said whether the bundle was accepted")
+
+
+def _outcome(context: NodeContext, lines: Iterator[dict[str, Any]], cut: str) -> dict[str, Any]:
+    for line in lines:
         if isinstance(line.get("progress"), dict):
             step = line["progress"]
             context.report(int(step.get("done") or 0), step.get("total"), str(step.get("note", "")))
@@ -64,7 +70,7 @@ def _apply(context: NodeContext, params: BundleApply) -> dict[str, Any]:
     context.cancellation.check()
     raise HostError(
         "host.outcome_unknown",
-        "the runtime ended before it said whether the bundle was accepted",
+        cut,
         next_step="run the command again: it reads the host before it acts",
         retryable=True,
     )
@@ -79,4 +85,7 @@ def clear_bundle(context: NodeContext, _params: None) -> dict[str, Any]:
 def act_on_deployment(context: NodeContext, params: DeploymentAction) -> dict[str, Any]:
     """The deployment's status row afterwards."""
     client = ControlClient(context.paths.control_socket)
-    return client.deployment_action(params.deployment, params.action, timeout_s=_LONG_S)
+    context.cancellation.subscribe(client.abandon)
+    asked = {"by": params.by, "drain_s": params.drain_s}
+    lines = client.deployment_action(params.deployment, params.action, asked, silence_s=_SILENCE_S)
+    return _outcome(context, lines, f"the runtime ended before it said how {params.action} of {params.deployment} went")

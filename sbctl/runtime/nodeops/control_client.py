@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from sbctl.base import strict_json
 from sbctl.base.errors import HostError, InputError, SbctlError, UnreachableError, error_from_wire
@@ -69,15 +70,21 @@ class ControlClient:
         """Show this chain from the next handshake on. Raises what the runtime says, and goes on with the former one."""
         return self._json("POST", "/control/v1/tls", {"pem": pair.reveal().decode("ascii", "replace")}, timeout_s)
 
-    def deployment_action(self, deployment: str, action: str, *, timeout_s: float) -> dict[str, Any]:
-        return self._json("POST", f"/control/v1/deployments/{deployment}/{action}", {}, timeout_s)
+    def deployment_action(
+        self, deployment: str, action: str, asked: Mapping[str, Any], *, silence_s: float
+    ) -> Iterator[dict[str, Any]]:
+        """The lines of the job as they come; the last is result or error."""
+        return self._lines(f"/control/v1/deployments/{quote(deployment, safe='')}/{action}", asked, silence_s)
 
     def apply_bundle(
         self, envelope: str, expected_revision: int | None, *, silence_s: float
     ) -> Iterator[dict[str, Any]]:
         """The lines of the transaction as they come; the last is result or error. Raises UnreachableError when the runtime falls silent."""
         body = {"envelope": envelope, "expected_revision": expected_revision}
-        response = self._request("POST", "/control/v1/bundle", body, silence_s)
+        return self._lines("/control/v1/bundle", body, silence_s)
+
+    def _lines(self, path: str, body: Mapping[str, Any], silence_s: float) -> Iterator[dict[str, Any]]:
+        response = self._request("POST", path, body, silence_s)
         try:
             if response.status != 200:
                 raise _refusal(response.status, response.read(_ANSWER_MAX_BYTES))

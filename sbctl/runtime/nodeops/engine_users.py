@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
+from sbctl.node.messages import DeploymentAction
+from sbctl.runtime.nodeops.bundle_ops import act_on_deployment
 from sbctl.runtime.nodeops.context import NodeContext
-from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.ownership import OwnershipRecords
 
 __all__ = ["processes_of", "restart_users"]
-
-_RESTART_S: Final = 900.0
-"""A stop waits for what is being answered, a load for weights."""
 
 
 def processes_of(home: Path) -> list[int]:
@@ -37,9 +34,8 @@ def restart_users(context: NodeContext, home: Path) -> list[str]:
     running = set(processes_of(home))
     records = [record for _, record in OwnershipRecords(context.paths.engine_records).read() if record is not None]
     deployments = sorted({record.deployment for record in records if record.pid in running})
-    client = ControlClient(context.paths.control_socket)
     for deployment in deployments:
         context.report(0, None, f"restarting {deployment}, whose engine was installed anew")
-        for action in ("stop", "load"):
-            client.deployment_action(deployment, action, timeout_s=_RESTART_S)
+        act_on_deployment(context, DeploymentAction(deployment=deployment, action="stop"))
+        act_on_deployment(context, DeploymentAction(deployment=deployment, action="load"))
     return deployments

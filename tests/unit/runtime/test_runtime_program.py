@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -20,12 +19,9 @@ import structlog
 from sbctl.base.errors import EngineError, InputError, RefusedError, SbctlError
 from sbctl.runtime.admission import AdmissionError
 from sbctl.runtime.gateway.answers import error_answer
-from sbctl.runtime.jobs import Jobs, new_ulid
 from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.main import main
 from sbctl.runtime.notify import Notifier
-from sbctl.runtime.store import RuntimeStore
-from tests.simulators.engine_world import in_virtual_time
 
 
 class _Noon:
@@ -128,34 +124,6 @@ def test_without_a_manager_or_for_another_process_it_is_silent(environ: dict[str
     notifier = Notifier(environ)
     assert notifier.watchdog_interval_s is None
     notifier.ready("x")
-
-
-def test_job_ids_sort_by_time() -> None:
-    early, late = new_ulid(1), new_ulid(2)
-    assert re.fullmatch("[0-9A-HJKMNP-TV-Z]{26}", early)
-    assert early < late
-    assert new_ulid(1) != early
-
-
-def test_a_job_records_how_it_ended(tmp_path: Path) -> None:
-    store = RuntimeStore(tmp_path / "runtime.db", tmp_path / "bundle.json")
-
-    async def fails() -> None:
-        raise EngineError("engine_missing", "there is no engine")
-
-    async def works() -> None: ...
-
-    async def work() -> None:
-        jobs = Jobs(store, _Noon())
-        for operation in (fails(), works()):
-            await jobs.begin("load", "q", operation).done
-
-    in_virtual_time(work)
-    assert sorted((row.state, row.error) for row in store.jobs()) == [
-        ("failed", "engine_missing: there is no engine"),
-        ("succeeded", None),
-    ]
-    store.close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Every route of the admin API, as data: what it is for, who may use it, what it answers. The router, the rights, the API description and the
+pages are made from this table, so a route that is not in it does not exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["ACTIONS", "PREFIX", "ROUTES", "Route", "route_of"]
+
+Role = Literal["anyone", "read_only", "admin"]
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+PREFIX: Final = "/admin/model-host"
+ACTIONS: Final = ("load", "stop", "drain", "evict", "pull", "reset")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`handler` is a method of the admin plane; `answers` a schema of `api_schemas`, by status; `asks` the schema of its body."""
+
+    method: Method
+    path: str
+    handler: str
+    role: Role
+    summary: str
+    answers: tuple[tuple[int, str], ...]
+    asks: str | None = None
+
+
+def _probe(path: str, summary: str) -> Route:
+    return Route("GET", path, "probe", "anyone", summary, ((200, "Health"), (503, "Health")))
+
+
+def _action(name: str, summary: str) -> Route:
+    return Route("POST", f"{PREFIX}/{name}", "act", "admin", summary, ((202, "Queued"),), "Asked")
+
+
+ROUTES: Final = (
+    _probe("/health", "200 when every deployment with `warm: true` is ready, else 503"),
+    _probe("/readyz", "the same"),
+    _probe("/healthz", "200 while the process answers"),
+    _probe("/livez", "the same"),
+    Route("GET", "/metrics", "metrics", "read_only", "Prometheus text", ((200, "text/plain"),)),
+    Route(
+        "GET",
+        f"{PREFIX}/status",
+        "status",
+        "read_only",
+        "one row a replica: state, requests that run and wait, engine, memory, restarts, the last error and job; read from memory",
+        ((200, "Status"),),
+    ),
+    Route(
+        "GET",
+        f"{PREFIX}/deployments",
+        "deployments",
+        "read_only",
+        "the accepted revision, its digest and what it asks for",
+        ((200, "Deployments"),),
+    ),
+    Route(
+        "PUT",
+        f"{PREFIX}/deployments",
+        "replace_deployments",
+        "admin",
+        "the complete map of deployments, by compare-and-set; 403 `authority_read_only` where another authority owns them",
+        ((200, "Replaced"),),
+        "Deployments",
+    ),
+    Route(
+        "GET",
+        f"{PREFIX}/jobs",
+        "list_jobs",
+        "read_only",
+        "what was asked for and how it ended, newest first",
+        ((200, "Jobs"),),
+    ),
+    Route("GET", f"{PREFIX}/jobs/{{job}}", "show_job", "read_only", "one of them", ((200, "Job"),)),
+    Route(
+        "GET",
+        f"{PREFIX}/jobs/{{job}}/stream",
+        "stream_job",
+        "read_only",
+        "its progress as server-sent events to its end; `Last-Event-ID` goes on behind a step",
+        ((200, "text/event-stream"),),
+    ),
+    _action("load", "start every replica"),
+    _action(
+        "stop",
+        "stop it until a load, a reset or the next bundle; requests that run have the shutdown deadline. `drift` shows it",
+    ),
+    _action("drain", "the same, and requests that run are let finish, for a day at most"),
+    _action("evict", "free its memory if it is idle; the next request starts it again"),
+    _action("pull", "its weights verified in the cache, nothing started"),
+    _action(
+        "reset",
+        "end a crash loop; the next request or load starts it again. The job fails while every replica is ready",
+    ),
+)
+
+_BY_KEY: Final = {(route.method, route.path): route for route in ROUTES}
+
+
+def route_of(method: str, path: str) -> Route | None:
+    """By the route's own path, not by a request's. HEAD is GET."""
+    return _BY_KEY.get(("GET" if method == "HEAD" else method, path))  # type: ignore[arg-type]
