@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from sbctl.base.errors import HostError, RefusedError, SbctlError
+from sbctl.base.errors import HostError, RefusedError, SbctlError, UnreachableError
 from sbctl.base.ids import Address
 from sbctl.base.truths import Recorded
 from sbctl.cli.host_life import host_session
@@ -20,7 +20,7 @@ from sbctl.node.messages import Method
 from sbctl.trust.authority_directory import NodeRecord
 from sbctl.trust.token_store import TokenRow
 
-__all__ = ["FleetServer", "fleet_server", "server_line"]
+__all__ = ["FleetServer", "enrolled_record", "fleet_server", "server_line"]
 
 _DEADLINE_S: Final = 90.0
 
@@ -78,6 +78,31 @@ def fleet_server(workspace: Workspace) -> FleetServer | None:
             next_step="sbctl apply",
         )
     return FleetServer(workspace, enroll.host, enroll.port, workspace.lineage)
+
+
+def enrolled_record(workspace: Workspace, node: str) -> NodeRecord | None:
+    """What the server gave last to a host that sb.yml does not have; None where it gave nothing, or none is set up yet.
+
+    Raises UnreachableError and HostError with the way that is left when the server is lost.
+    """
+    if not workspace.file.exists() or node in workspace.loaded.hosts:
+        return None
+    try:
+        server = fleet_server(workspace)
+    except RefusedError as error:
+        if error.code == "enrollment.not_applied":
+            return None
+        raise
+    if server is None:
+        return None
+    try:
+        return next((record for record in server.nodes() if record.node_id == node), None)
+    except (UnreachableError, HostError) as error:
+        error.next_step = (
+            f"only the server knows the newest identity of {node}: repair it; when {server.host} is lost, "
+            f"sbctl cluster revoke {server.host} takes away all that it gave"
+        )
+        raise
 
 
 def _recorded(workspace: Workspace, host: str) -> Recorded | None:

@@ -145,7 +145,7 @@ def _certificate_problems(certificate: CertificateState | None, now: datetime) -
         return
     until = _moment(certificate.not_after)
     if until is not None and until <= now:
-        yield f"its certificate ended {certificate.not_after}: sbctl apply"
+        yield f"its certificate ended {certificate.not_after}: sbctl apply (of a PKI of your own: have it issue the next one first)"
     elif certificate.renewal_problem is not None:
         yield f"it cannot renew its identity, {certificate.renewal_problem}"
     elif certificate.problem is not None:
@@ -165,7 +165,9 @@ def _notes(host: str, found: NodeSnapshot, now: datetime) -> Iterator[str]:
             yield f"deployment {deployment.deployment} was stopped by an operator"
     until = _moment(None if found.certificate is None else found.certificate.not_after)
     if until is not None and now < until < now + _WARN_BEFORE:
-        yield f"its certificate ends {until.date().isoformat()}: sbctl apply renews it"
+        of_theirs = found.certificate is not None and found.certificate.attestation == "manual_pki"
+        remedy = "have your PKI issue the next one, then sbctl apply" if of_theirs else "sbctl apply renews it"
+        yield f"its certificate ends {until.date().isoformat()}: {remedy}"
     yield from certificate_notes(runtime.tls, now)
 
 

@@ -139,18 +139,16 @@ def revoke(
 ) -> int:
     """Take a host's identities away; the next apply tells every other host, and removes it from this one."""
     from sbctl.cli.authority import directory_of, recorded_identity, revoke_newest
-    from sbctl.cli.enrollment_server import fleet_server
+    from sbctl.cli.enrollment_server import enrolled_record
     from sbctl.cli.workspace import Workspace
     from sbctl.trust.authority import Authority
     from sbctl.views.console import note, print_json
 
     workspace = Workspace(file)
     authority = Authority.open(directory_of(workspace, directory))
-    server = fleet_server(workspace) if directory is None else None
-    if server is not None and node not in workspace.loaded.hosts:
-        for record in server.nodes():
-            if record.node_id == node:
-                authority.adopt(record)
+    record = enrolled_record(workspace, node) if directory is None else None
+    if record is not None:
+        authority.adopt(record)
     recorded = recorded_identity(workspace, node)
     listed = revoke_newest(authority, node, recorded, reason=reason, now=workspace.clock.now())
     note(f"{node} is on revocation list {listed.revision}; sbctl apply takes it to every host")

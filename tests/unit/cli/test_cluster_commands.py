@@ -6,13 +6,14 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from sbctl.base.errors import SbctlError
+from sbctl.base.errors import SbctlError, UnreachableError
 from sbctl.cli.app import app
 from sbctl.cli.authority import identity_notes, new_grant, revoke_newest
+from sbctl.cli.enrollment_server import FleetServer
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.load import load
@@ -198,10 +199,9 @@ def test_with_a_PKI_of_ones_own_there_is_no_authority_to_ask(here: Path, words: 
     assert refused("cluster", *words).code == "identity.own_pki"
 
 
-@pytest.mark.parametrize("words", [("create",), ("list",), ("revoke", "0011223344556677")], ids=" ".join)
-def test_tokens_of_a_server_that_no_apply_set_up_are_refused_with_the_way_there(
-    here: Path, words: tuple[str, ...]
-) -> None:
+@pytest.fixture
+def with_server(here: Path) -> Path:
+    """sb.yml names an enrollment server that no apply has set up."""
     pin = "SHA256:" + "A" * 43
     (here / "sb.yml").write_text(
         "fleet: {name: prod, identity: {enroll: {host: gw-a}}, ssh: {identity_file: /k},"
@@ -209,5 +209,32 @@ def test_tokens_of_a_server_that_no_apply_set_up_are_refused_with_the_way_there(
         "proxy: {http_bind_port: 8080}\n"
     )
     assert sbctl("cluster", "init") == 0
+    return here
+
+
+@pytest.mark.parametrize("words", [("create",), ("list",), ("revoke", "0011223344556677")], ids=" ".join)
+def test_tokens_of_a_server_that_no_apply_set_up_are_refused_with_the_way_there(
+    with_server: Path, words: tuple[str, ...]
+) -> None:
     error = refused("cluster", "token", *words)
     assert (error.code, error.next_step) == ("enrollment.not_applied", "sbctl apply")
+
+
+@pytest.mark.parametrize("node", ["gw-a", "gpu-that-left"])
+def test_an_identity_is_revoked_though_the_enrollment_server_is_not_set_up(with_server: Path, node: str) -> None:
+    authority = issued(with_server / "cluster", node, now=Workspace(with_server / "sb.yml").clock.now())
+    assert sbctl("cluster", "revoke", node) == 0
+    assert [entry.node_id for entry in authority.revocations()[1].entries] == [node]
+
+
+def test_while_the_enrollment_server_is_away_a_revocation_says_what_is_left(
+    with_server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_server: FleetServer, *_asked: object) -> NoReturn:
+        raise UnreachableError("ssh.no_answer", "no answer")
+
+    monkeypatch.setattr("sbctl.cli.enrollment_server.fleet_server", lambda one: FleetServer(one, "gw-a", 8443, "l"))
+    monkeypatch.setattr(FleetServer, "ask", away)
+    error = refused("cluster", "revoke", "edge-1")
+    assert error.code == "ssh.no_answer"
+    assert "sbctl cluster revoke gw-a takes away all that it gave" in str(error.next_step)

@@ -77,7 +77,11 @@ def test_what_is_wrong_is_degraded_and_said(given: dict[str, Any], said: str) ->
         ({}, ""),
         ({"drain": DrainState(by="ops@x", since="2026-11-29T11:00:00Z")}, "sbctl host resume gpu-a"),
         ({"lease": LeaseState(owner="ci@runner", purpose="apply serial 3")}, "ci@runner is changing it"),
-        ({"certificate": CertificateState(not_after="2026-12-05T00:00:00Z")}, "ends 2026-12-05"),
+        ({"certificate": CertificateState(not_after="2026-12-05T00:00:00Z")}, "ends 2026-12-05: sbctl apply renews it"),
+        (
+            {"certificate": CertificateState(not_after="2026-12-05T00:00:00Z", attestation="manual_pki")},
+            "ends 2026-12-05: have your PKI issue the next one",
+        ),
         (
             {"deployments": (DeploymentState(deployment="chat", state="stopped", stopped_by="operator"),)},
             "was stopped by an operator",
