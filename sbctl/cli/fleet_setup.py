@@ -53,7 +53,7 @@ def ensure_signer(workspace: Workspace, config: CompiledConfig | None, *, assume
     key = workspace.signing_key
     if key is None:
         recorded = workspace.state is not None and bool(workspace.state.signers)
-        declared = recorded or KEY_NOT_MADE_YET not in signers.values()
+        declared = sorted(signers) if recorded or KEY_NOT_MADE_YET not in signers.values() else ()
         key = make_key(workspace.environ, declared=declared, interactive=interactive(), assume_yes=assume_yes)
         workspace.__dict__["signing_key"] = key
         note(

@@ -7,7 +7,7 @@ when sb.yml declares its signers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,18 +65,21 @@ def find_key(environ: Mapping[str, str]) -> SigningKey | None:
     """The operator's key; None when there is none. Raises what reading a damaged or open one raises."""
     phrase = passphrase_of(environ)
     if pem := environ.get("SBCTL_SIGNING_KEY"):
-        return SigningKey.from_pem(Secret(pem.encode()), phrase)
+        return SigningKey.from_pem(Secret(pem.encode()), phrase, place="SBCTL_SIGNING_KEY")
     if named := environ.get("SBCTL_SIGNING_KEY_FILE"):
         return load_key_file(Path(named), phrase)
     path = default_key_path()
     return load_key_file(path, phrase) if path.exists() else None
 
 
-def make_key(environ: Mapping[str, str], *, declared: bool, interactive: bool, assume_yes: bool) -> SigningKey:
-    """Generate and save the first key of a new fleet. Raises RefusedError `key.none` where that is not allowed."""
+def make_key(environ: Mapping[str, str], *, declared: Sequence[str], interactive: bool, assume_yes: bool) -> SigningKey:
+    """Generate and save the first key of a new fleet, which has nobody in `declared` who may sign.
+
+    Raises RefusedError `key.none` where that is not allowed.
+    """
     reason = None
     if declared:
-        reason = "fleet.trust.signers lists who may sign, and this machine has no key"
+        reason = f"this fleet accepts only what {' or '.join(declared)} signed, and this machine has no signing key"
     elif environ.get("CI"):
         reason = "there is no signing key, and none is made under CI"
     elif not interactive and not assume_yes:
@@ -86,7 +89,7 @@ def make_key(environ: Mapping[str, str], *, declared: bool, interactive: bool, a
             "key.none",
             reason,
             place=str(default_key_path()),
-            next_step="set SBCTL_SIGNING_KEY_FILE, or make a key and have it listed: sbctl key add NAME --generate",
+            next_step="bring the key back from its copy (or set SBCTL_SIGNING_KEY_FILE); or make one, and a listed signer adds it: sbctl key add NAME --generate",
         )
     key = SigningKey.generate()
     save_key_file(default_key_path(), key)

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _PREFIX: Final = "ed25519:"
+_BRING_BACK: Final = "check SBCTL_SIGNING_KEY_PASSPHRASE, or bring the key back from its copy; if there is none, another signer lists a new one"
 _FIELD_PRIME: Final = 2**255 - 19
 _SMALL_ORDER: Final = frozenset(
     bytes.fromhex(text)
@@ -111,8 +112,8 @@ class SigningKey:
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def from_pem(cls, pem: Secret, passphrase: Secret | None = None) -> SigningKey:
-        """Raises InputError `key.invalid` or `key.passphrase`."""
+    def from_pem(cls, pem: Secret, passphrase: Secret | None = None, *, place: str | None = None) -> SigningKey:
+        """`place` is where it was found, for messages. Raises InputError `key.invalid` or `key.passphrase`."""
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -122,14 +123,20 @@ class SigningKey:
         except TypeError:
             wanted = "needs a passphrase" if passphrase is None else "has no passphrase, but one was given"
             raise InputError(
-                "key.passphrase", f"the signing key {wanted}", next_step="set or unset SBCTL_SIGNING_KEY_PASSPHRASE"
+                "key.passphrase",
+                f"the signing key {wanted}",
+                place=place,
+                next_step="set or unset SBCTL_SIGNING_KEY_PASSPHRASE",
             ) from None
         except (ValueError, UnsupportedAlgorithm):
             raise InputError(
-                "key.invalid", "the signing key cannot be read: not PKCS#8 PEM, or the passphrase is wrong"
+                "key.invalid",
+                "the signing key cannot be read: not PKCS#8 PEM, or the passphrase is wrong",
+                place=place,
+                next_step=_BRING_BACK,
             ) from None
         if not isinstance(key, Ed25519PrivateKey):
-            raise InputError("key.invalid", "the signing key is not an Ed25519 key")
+            raise InputError("key.invalid", "the signing key is not an Ed25519 key", place=place, next_step=_BRING_BACK)
         return cls(key)
 
     def to_pem(self, passphrase: Secret | None = None) -> Secret:
@@ -160,7 +167,7 @@ def load_key_file(path: Path, passphrase: Secret | None = None) -> SigningKey:
 
     Raises InputError `file.missing`, `key.invalid`; RefusedError `key.permissions` when group or others may read it or it is a link.
     """
-    return SigningKey.from_pem(read_private_file(path, "signing key"), passphrase)
+    return SigningKey.from_pem(read_private_file(path, "signing key"), passphrase, place=str(path))
 
 
 def read_private_file(path: Path, noun: str) -> Secret:
