@@ -173,6 +173,15 @@ def _assigned(function: ast.AST) -> dict[str, ast.expr]:
     }
 
 
+def _constants(module: ast.Module) -> dict[str, ast.expr]:
+    """Names of a module that stand for one expression: sentences that several refusals share."""
+    return {
+        node.target.id: node.value
+        for node in module.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
+    }
+
+
 def _of_call(call: ast.Call, local: dict[str, ast.expr]) -> Iterator[tuple[str, str, str, str]]:
     name = _name(call)
     keywords = {one.arg: one.value for one in call.keywords}
@@ -208,8 +217,9 @@ def _found() -> Iterator[tuple[str, str, str, str]]:
     for _path, module in _sources():
         seen: set[int] = set()
         functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        constants = _constants(module)
         for scope in (*reversed(functions), module):
-            local = {} if scope is module else _assigned(scope)
+            local = constants if scope is module else constants | _assigned(scope)
             for node in ast.walk(scope):
                 if isinstance(node, ast.Call) and id(node) not in seen:
                     seen.add(id(node))
