@@ -22,12 +22,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from sbctl import __version__
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import HostError, LockedError, SbctlError
 from sbctl.base.flock import FileLock
 from sbctl.base.fs import remove_file
 from sbctl.engines.model import UNIX_PATH_MAX_BYTES
+from sbctl.node.devices import nvidia_devices
+from sbctl.node.machine import memory_limit
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.node.records import EventKind
 from sbctl.runtime.admin import AdminPlane
@@ -44,8 +48,8 @@ from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import App, GatewayServer
 from sbctl.runtime.https_only import HttpsOnly
 from sbctl.runtime.identity import HeldIdentity, with_identity
-from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.jobs import Jobs
+from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.listeners import Listener
@@ -60,6 +64,7 @@ from sbctl.runtime.provision import quiet
 from sbctl.runtime.public_tls_service import HeldCertificate, with_certificate
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.replica_room import budget_of
 from sbctl.runtime.residency import Residency
 from sbctl.runtime.routes import is_loopback
 from sbctl.runtime.settings import Settings, admin_password, load_settings, load_trust, prepare_directories
@@ -91,6 +96,9 @@ class Daemon:
         self._events = EventLog(paths.database, SYSTEM_CLOCK)
         self._drain = Drain(paths, self._events)
         self._host = _engine_host(paths, os.environ, self._events)
+        budget = budget_of(
+            psutil.virtual_memory().total, memory_limit(), nvidia_devices().gpus, config.max_resident_models
+        )
         self._provisioner = provisioner = NodeProvisioner(
             paths,
             settings.cache_directory,
@@ -101,6 +109,8 @@ class Daemon:
             events=self._events,
             fetch_settings=lambda: host_fetch_settings(config, paths, os.environ),
             metrics=self._metrics.weights,
+            has_devices=budget.device_bytes is not None,
+            safety_margin=config.safety_margin,
         )
         self._reconciler = Reconciler(
             scope=config.host,
@@ -108,12 +118,13 @@ class Daemon:
             store=self._store,
             ports=ReplicaPorts(
                 LaunchPorts(self._host, provisioner),
-                Residency(config.max_resident_models),
+                Residency(budget),
                 launched=self._metrics.launched,
                 events=self._events,
             ),
             clock=SYSTEM_CLOCK,
             drain_s=config.shutdown_deadline_ms / 1000,
+            handoff_s=config.handoff_timeout_ms / 1000,
             parallel_prepares=config.max_parallel_prepares,
             by_hand=settings.started_by_hand,
             admin_managed=config.authority == "admin_managed" and not settings.started_by_hand,

@@ -37,6 +37,8 @@ Action = Literal["load", "stop", "drain", "evict", "pull", "reset"]
 _STOPS: Final = ("stop", "drain")
 _LONG_DRAIN_S: Final = 24 * 3600.0
 _TAKE_OVER_S: Final = 30.0
+_END_AGAIN_FIRST_S: Final = 5.0
+_END_AGAIN_CAP_S: Final = 60.0
 
 
 class Reconciler:
@@ -52,6 +54,7 @@ class Reconciler:
         clock: Clock,
         drain_s: float,
         parallel_prepares: int,
+        handoff_s: float = 60.0,
         by_hand: bool = False,
         admin_managed: bool = False,
     ) -> None:
@@ -67,6 +70,7 @@ class Reconciler:
         self._events = ports.events
         self._clock = clock
         self._drain_s = drain_s
+        self._handoff_s = handoff_s
         self._parallel_prepares = parallel_prepares
         self._by_hand = by_hand
         self._owner = DeploymentsOwner(store, admin_managed=admin_managed)
@@ -120,6 +124,7 @@ class Reconciler:
             return
         content = await self._owner.restore(self._accepted.payload.content)
         stopped = await asyncio.to_thread(self._store.stopped)
+        waiting = []
         for name, member in content.deployments.items():
             generation = Generation(name, next(self._numbers), member, self._ports)
             self.generations[name] = generation
@@ -127,8 +132,11 @@ class Reconciler:
                 for replica in generation.replicas:
                     replica.note_stopped()
             elif member.warm or member.pull == "on_boot":
-                self._spawn(self._bring_back(generation))
+                waiting.append(generation)
+        # What runs already has its memory: its place comes before those of engines that are to be started.
         await self._take_over(adopted)
+        for generation in waiting:
+            self._spawn(self._bring_back(generation))
         self._swap(content)
 
     async def apply_content(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
@@ -284,11 +292,16 @@ class Reconciler:
             staged,
             delta,
             self._ports.launch.provisioner,
-            self._drain_s,
+            self._handoff_s,
             self._parallel_prepares,
             progress,
+            self._ports.residency,
         )
-        await transition.carry_out(commit)
+        try:
+            await transition.carry_out(commit)
+        except BaseException:
+            self._end_later(staged.values())
+            raise
         old = [self.generations[name] for name in (*delta.changed, *delta.removed)]
         for name in delta.adjusted:
             self.generations[name].adjust(content.deployments[name])
@@ -296,7 +309,7 @@ class Reconciler:
         self.generations = {**kept, **staged}
         self._swap(content)
         self._log.info("committed", **asdict(delta))
-        degraded = await self._retire(old, drain_s=self._drain_s)
+        degraded = await self._retire(old, drain_s=self._handoff_s)
         self._release_weights()
         degraded |= await self._wake(kept, progress)
         return self._report(delta, degraded)
@@ -331,7 +344,25 @@ class Reconciler:
             if isinstance(result, BaseException):
                 self._log.error("a generation did not end", deployment=generation.deployment, error=str(result))
                 failures[generation.deployment] = str(result)
+        if not leave:
+            self._end_later(generations)
         return failures
+
+    def _end_later(self, generations: Iterable[Generation]) -> None:
+        """What did not end holds memory, and its place: it is tried again until it is gone."""
+        for generation in generations:
+            if generation.has_unended:
+                self._spawn(self._end_again(generation))
+
+    async def _end_again(self, generation: Generation) -> None:
+        wait_s = _END_AGAIN_FIRST_S
+        while generation.has_unended:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _END_AGAIN_CAP_S)
+            try:
+                await generation.end_what_is_left()
+            except SbctlError as error:
+                self._log.error("an engine still does not end", deployment=generation.deployment, error=str(error))
 
     def _release_weights(self) -> None:
         used = frozenset(
