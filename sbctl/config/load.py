@@ -17,6 +17,7 @@ from sbctl.config.fleet_loading import load_fleet
 from sbctl.config.including import read_config
 from sbctl.config.interpolate import Variables, expanded
 from sbctl.config.layers import Layer, View
+from sbctl.config.legacy_document import without_serve
 from sbctl.config.planes import foreign_names, without_foreign
 from sbctl.config.served import report_foreign
 
@@ -59,6 +60,7 @@ def load_document(
             notes = ("sbctl init writes a starter",)
             report.add("config.not_a_map", what, document.span_at(0, 0), notes=notes)
         report.raise_errors()
+    document = without_serve(report, document)
     shape = _top_level(report, document, environ)
     fleet = (
         load_fleet(report, document, environ)

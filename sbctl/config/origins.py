@@ -48,7 +48,7 @@ class ServingProviderModel(Block):
     noun: ClassVar[str] = "a serving provider"
 
     name: PlainText = Field(description="Name of the provider.")
-    serve: dict[str, Any] = Field(description="SBproxy's older way to host a model; not in this version.")
+    serve: dict[str, Any] = Field(description="SBproxy's older way to host a model: models, each with model, name, variant, keep_alive …; sbctl migrate rewrites it.")
 
 
 _NOT_EXTERNAL: dict[str, Any] = {

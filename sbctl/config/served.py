@@ -65,9 +65,8 @@ def _reduced(report: Report, view: View, hostname: str, origin: Any, exposed: se
             exposed.add(hostname)
             reduced.append(provider)
         elif form == "serving":
-            sentence = "serve: on a provider, SBproxy's older way to host a model, is not in this version of sbctl"
-            notes = ("write the model under proxy.model_host.deployments and use provider_type: managed_model",)
-            report.add("config.not_available", sentence, view.key_span((*path, "serve")), notes=notes)
+            # A block that is a map was lowered before.
+            report.add("config.wrong_type", '"serve" must be a map of fields', view.key_span((*path, "serve")))
             exposed.add(hostname)
             reduced.append({"name": provider.get("name"), "serve": {}})
         elif isinstance(provider, dict) and in_chain and provider.get("base_url") is not None:

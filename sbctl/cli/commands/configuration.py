@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(init)
     app.command()(validate)
+    app.command()(migrate)
     app.command()(explain)
     app.command()(schema)
     app.command()(version)
@@ -51,6 +52,42 @@ def validate(file: File = Path("sb.yml"), format: ReportFormatOption = ReportFor
         print_validation(str(file), error.diagnostics, format=format.value)
         return ExitCode.INVALID
     print_validation(str(file), config.notes, format=format.value)
+    return ExitCode.DONE
+
+
+def migrate(
+    file: File = Path("sb.yml"),
+    show: Annotated[bool, typer.Option("--print", help="Show the new file and write nothing.")] = False,
+    format: Format = OutputFormat.TEXT,  # noqa: A002 - the option's name
+) -> int:
+    """Rewrite `serve:` blocks of providers, SBproxy's older way to host a model, as deployments. Comments stay; the file means the same."""
+    from sbctl.base.fs import write_atomic
+    from sbctl.config.legacy_migration import migrated
+    from sbctl.config.reader import read_yaml
+    from sbctl.views.console import note, print_json, result
+
+    new = migrated(read_yaml(file))
+    if new is not None and not show:
+        write_atomic(file, new.text.encode(), mode=file.stat().st_mode & 0o777)
+    if format is OutputFormat.JSON:
+        deployments = [] if new is None else list(new.deployments)
+        left_out = [] if new is None else list(new.left_out)
+        body = {
+            "file": str(file),
+            "changed": new is not None and not show,
+            "deployments": deployments,
+            "left_out": left_out,
+        }
+        print_json("migrate", body)
+        return ExitCode.DONE
+    if new is None:
+        note(f"{file} has no serve block: nothing to rewrite")
+        return ExitCode.DONE
+    if show:
+        result(new.text)
+    for sentence in new.left_out:
+        note(sentence)
+    note(f"{'would rewrite' if show else 'rewrote'} {file}: {', '.join(new.deployments)}")
     return ExitCode.DONE
 
 
