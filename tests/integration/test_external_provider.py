@@ -124,14 +124,15 @@ def test_who_answers_when_the_model_cannot(world: World) -> None:
     assert whole_asked.headers["Authorization"] == f"Bearer {CANARY}"
 
     # What the caller did wrong, and what it does not allow, goes nowhere.
-    for more, status in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"n_discard": -1}, "400"),
         ({"model": "gpt"}, "404"),
         ({"text": "word " * 9000}, "400"),
         ({"headers": {"Authorization": "Bearer wrong"}}, "401"),
         ({"headers": {"x-sbproxy-disallow-prompt-training": "true"}}, "503"),
-    ):
-        assert world.route(**more) == status, more
+    )
+    for more, answered in refused:
+        assert world.route(**more) == answered, more
     assert len(world.api.asked) == 2
 
     # A provider that cannot either: the caller hears of the model, and when to come back.
@@ -186,10 +187,8 @@ def test_a_queued_caller_that_leaves_frees_its_place_at_once(world: World) -> No
     holder = world.hold()
 
     def queued() -> int:
-        rows = world.runtime.status()["deployments"]
-        return next(
-            sum(each["queued_requests"] for each in row["replicas"]) for row in rows if row["deployment"] == "q"
-        )
+        (row,) = (each for each in world.runtime.status()["deployments"] if each["deployment"] == "q")
+        return sum(int(replica["queued_requests"]) for replica in row["replicas"])
 
     host = world.runtime.status()["http_url"].removeprefix("http://")
     for _ in range(2):

@@ -227,7 +227,8 @@ def test_whoever_is_first_of_its_class_waits_for_nine_others_at_most(arrivals: l
 
         for priority in (*lines, *arrivals[:10]):
             await arrive(priority)
-        for priority in (*arrivals[10:], *(["interactive"] * 12)):
+        last: list[Priority] = ["interactive"] * 12
+        for priority in (*arrivals[10:], *last):
             await arrive(priority)
             held.release()
             await settle(2)
