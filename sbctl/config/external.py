@@ -92,7 +92,7 @@ def check_externals(report: Report, hostname: str, origin: OriginModel, view: Vi
         for name in names:
             if name in behind and name not in before:
                 message = f'the external provider "{provider.name}" stands before the deployment that answers "{name}"'
-                note = "sbctl asks its own model first: list the managed provider before it"
+                note = "the model of the host is always asked first: list its provider before this one"
                 report.add("config.not_available", message, view.key_span((*path, "name")), notes=(note,))
             elif name not in before:
                 message = f'no deployment of this origin answers "{name}", so "{provider.name}" is not asked for it'
