@@ -92,5 +92,8 @@ def _asked(session: HostSession, method: Method, params: Mapping[str, Any], mode
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise HostError(
-            "host.answer_invalid", f"what the host tells makes no sense at {where}: {first['msg']}", place=session.host
+            "host.answer_invalid",
+            f"what the host tells makes no sense at {where}: {first['msg']}",
+            place=session.host,
+            next_step="its runtime may be of a newer sbctl: use that version here",
         ) from error

@@ -22,6 +22,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import HostError, InputError, SbctlError
 from sbctl.base.limits import REMOTE_OUTPUT_MAX_BYTES
 from sbctl.remote.transport import (
+    LOOK_AT_IT,
     Channel,
     ChannelBroken,
     Completed,
@@ -143,12 +144,20 @@ def _parse(text: bytes, place: str) -> Mapping[str, Any] | SbctlError:
         message = strict_json.loads(text, max_bytes=REMOTE_OUTPUT_MAX_BYTES)
     except InputError as error:
         raise HostError(
-            "host.answer_invalid", f"the host's answer is not JSON: {error.message}", place=place
+            "host.answer_invalid",
+            f"the host's answer is not JSON: {error.message}",
+            place=place,
+            next_step=LOOK_AT_IT,
         ) from error
     if isinstance(message, dict) and isinstance(message.get("error"), dict):
         return foreign_error(message["error"], place)
     if not isinstance(message, dict) or not isinstance(message.get("result"), dict):
-        raise HostError("host.answer_invalid", "the host's answer has neither result nor error", place=place)
+        raise HostError(
+            "host.answer_invalid",
+            "the host's answer has neither result nor error",
+            place=place,
+            next_step=LOOK_AT_IT,
+        )
     result: Mapping[str, Any] = message["result"]
     return result
 
@@ -279,4 +288,5 @@ def _no_answer(done: Completed, place: str) -> SbctlError:
         "host.bootstrap_failed",
         f"the bootstrap ended with status {done.status}" + (f": {said}" if said else ""),
         place=place,
+        next_step="try by hand whether a Python starts there: sbctl host exec HOST -- python3 --version",
     )

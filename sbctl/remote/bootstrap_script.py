@@ -38,6 +38,7 @@ _RECORD: Final = "sbctl-install.json"
 _WITH_BODY: Final = "blob_write"
 _PIECE_BYTES: Final = 1 << 20
 _INSTALL_DEADLINE_S: Final = 300.0
+_NOTHING_CHANGED: Final = "what ran before runs on; correct what it says, then run the command again"
 _SMOKE_DEADLINE_S: Final = 60.0
 _UMASK: Final[Mapping[str, Any]] = (
     {"umask": 0o022} if sys.version_info >= (3, 9) else {"preexec_fn": lambda: os.umask(0o022)}
@@ -141,6 +142,7 @@ def blob_finish(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any]:
             "put.digest_mismatch",
             "the bytes that arrived are not the bytes that were sent",
             place=str(part),
+            next_step="run the command again; if it stays so, test memory and disk of both machines",
             retryable=True,
         )
     fs.install_file(part, blob, mode=0o444)
@@ -178,7 +180,10 @@ def _install_alone(paths: NodePaths, params: Mapping[str, Any]) -> dict[str, Any
         failure = _smoke_failure(environment, version)
         if failure is not None:
             raise HostError(
-                "runtime.install_failed", f"the installed runtime does not start: {failure}", place=str(target)
+                "runtime.install_failed",
+                f"the installed runtime does not start: {failure}",
+                place=str(target),
+                next_step=_NOTHING_CHANGED,
             )
         fs.write_atomic(environment / _RECORD, (json.dumps(record, sort_keys=True) + "\n").encode(), mode=0o644)
         _sync(environment)
@@ -381,7 +386,11 @@ def _tool(argv: Sequence[str], staged: Path, deadline: float) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise HostError(
-            "runtime.install_timeout", "the installation did not end in time", place=argv[0], retryable=True
+            "runtime.install_timeout",
+            "the installation did not end in time",
+            place=argv[0],
+            next_step="look at the load and the disk of the host, then run the command again",
+            retryable=True,
         ) from error
     except PermissionError as error:
         raise HostError(
@@ -402,7 +411,7 @@ def _tool(argv: Sequence[str], staged: Path, deadline: float) -> None:
             retryable=True,
         )
     why = f"{Path(argv[0]).name} {argv[1]} ended with {done.returncode}: {_last_lines(said, 5)}"
-    raise HostError("runtime.install_failed", why)
+    raise HostError("runtime.install_failed", why, next_step=_NOTHING_CHANGED)
 
 
 def _smoke_failure(environment: Path, version: str) -> str | None:

@@ -155,4 +155,9 @@ class NodeChannel:
         )
 
     def _nonsense(self, what: str) -> HostError:
-        return HostError("node.protocol_error", f"the node interface sent {what}", place=self._place)
+        return HostError(
+            "node.protocol_error",
+            f"the node interface sent {what}",
+            place=self._place,
+            next_step="run the command again: the host is read before anything is done; if it stays so, look what runs there",
+        )

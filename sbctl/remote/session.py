@@ -300,7 +300,10 @@ def _snapshot(host: str, raw: Mapping[str, Any]) -> NodeSnapshot:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise HostError(
-            "host.answer_invalid", f"what the host tells makes no sense at {where}: {first['msg']}", place=host
+            "host.answer_invalid",
+            f"what the host tells makes no sense at {where}: {first['msg']}",
+            place=host,
+            next_step="its runtime may be of a newer sbctl: use that version here; else look what the machine is (sbctl host shell HOST)",
         ) from error
 
 

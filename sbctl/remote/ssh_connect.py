@@ -38,6 +38,9 @@ DISABLED_ALGORITHMS: Final[dict[str, list[str]]] = {
 
 _READER_WAKES_S: Final = 1.0
 """How often the library's reader looks up while nothing comes. Its own tenth of a second is most of what fifty waiting hosts cost."""
+_NEWER_SSHD: Final = (
+    "its sshd needs an Ed25519, ECDSA or RSA key and algorithms of today: look at its version (ssh -V) and sshd_config"
+)
 _FORBIDDEN_BY_JUMP: Final = 1
 _UNREACHED_BY_JUMP: Final = 2
 
@@ -92,9 +95,17 @@ def shown_host_key(
             return parse_host_key(shown.get_name(), shown.get_base64())
         except ValueError as error:
             raise UnreachableError(
-                "ssh.host_key_unusable", f"the host shows no key to pin: {error}", place=place
+                "ssh.host_key_unusable",
+                f"the host shows no key to pin: {error}",
+                place=place,
+                next_step="look at the host's keys: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub; ssh-keygen -A makes those that lack",
             ) from error
-    raise UnreachableError("ssh.no_common_algorithm", "the host has no key of an algorithm that we trust", place=place)
+    raise UnreachableError(
+        "ssh.no_common_algorithm",
+        "the host has no key of an algorithm that we trust",
+        place=place,
+        next_step=_NEWER_SSHD,
+    )
 
 
 def _is_of(key: paramiko.PKey, family: tuple[str, ...]) -> bool:
@@ -185,7 +196,10 @@ def _handshake(
         if "key" in str(error) and (optional or family != ANY_KEY):
             return None
         raise UnreachableError(
-            "ssh.no_common_algorithm", f"the host offers nothing we trust: {foreign_text(str(error))}", place=place
+            "ssh.no_common_algorithm",
+            f"the host offers nothing we trust: {foreign_text(str(error))}",
+            place=place,
+            next_step=_NEWER_SSHD,
         ) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         close_quietly(transport)

@@ -20,6 +20,7 @@ from sbctl.base.errors import HostError, SbctlError, UnreachableError, error_fro
 from sbctl.base.file_slice import ByteSource
 
 __all__ = [
+    "LOOK_AT_IT",
     "PASSING",
     "STDERR_TAIL_BYTES",
     "Channel",
@@ -163,8 +164,15 @@ def timed_out(place: str, deadline_s: float) -> UnreachableError:
     )
 
 
+LOOK_AT_IT: Final = "log in by hand and look what the machine is and what it prints: sbctl host shell HOST"
+"""The next step after an answer that makes no sense."""
+
+
 def output_too_large(place: str, max_bytes: int) -> HostError:
     """The host sends more than any honest answer has."""
     return HostError(
-        "remote.output_too_large", f"a command on the host printed more than {max_bytes} bytes", place=place
+        "remote.output_too_large",
+        f"a command on the host printed more than {max_bytes} bytes",
+        place=place,
+        next_step=LOOK_AT_IT,
     )
