@@ -110,7 +110,7 @@ def parse_manifest(data: bytes, place: str) -> PackManifest:
     try:
         document = strict_json.loads(data, max_bytes=PACK_MANIFEST_MAX_BYTES, max_depth=8)
     except InputError as error:
-        raise InputError("pack.invalid", f"the pack's manifest cannot be read: {error.message}", place=place) from error
+        raise _invalid(f"the pack's manifest cannot be read: {error.message}", place) from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(version, int) and version != 1:
         raise InputError(
@@ -124,9 +124,12 @@ def parse_manifest(data: bytes, place: str) -> PackManifest:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise InputError(
-            "pack.invalid", f"the pack's manifest makes no sense at {where}: {first['msg']}", place=place
-        ) from error
+        raise _invalid(f"the pack's manifest makes no sense at {where}: {first['msg']}", place) from error
     if render_manifest(manifest) != data:
-        raise InputError("pack.invalid", "the pack's manifest is not in its one form", place=place)
+        raise _invalid("the pack's manifest is not in its one form", place)
     return manifest
+
+
+def _invalid(sentence: str, place: str) -> InputError:
+    next_step = "bring it again from where it was made; sbctl pack verify tells whether a copy is whole"
+    return InputError("pack.invalid", sentence, place=place, next_step=next_step)

@@ -36,6 +36,7 @@ __all__ = [
 PLAN_PAYLOAD_TYPE: Final = "application/vnd.sbctl.plan.v1+json"
 
 _MOVED_MAX: Final = 8
+_WRITTEN_BY: Final = "name a file that sbctl plan --out wrote"
 
 
 class SavedPlan(BaseModel):
@@ -102,7 +103,7 @@ def read_saved(payload: bytes) -> SavedPlan:
     """
     raw = loads(payload, max_bytes=PLAN_MAX_BYTES)
     if not isinstance(raw, dict):
-        raise InputError("plan.invalid", "the file is not a saved plan")
+        raise InputError("plan.invalid", "the file is not a saved plan", next_step=_WRITTEN_BY)
     version = str(raw.get("format_version"))
     if version.split(".", maxsplit=1)[0] != PLAN_FORMAT_VERSION.split(".")[0]:
         raise InputError(
@@ -115,7 +116,9 @@ def read_saved(payload: bytes) -> SavedPlan:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise InputError("plan.invalid", f"the file is not a saved plan: {place}: {first['msg']}") from None
+        raise InputError(
+            "plan.invalid", f"the file is not a saved plan: {place}: {first['msg']}", next_step=_WRITTEN_BY
+        ) from None
     if saved.seal != fingerprint({key: value for key, value in raw.items() if key != "seal"}):
         raise RefusedError(
             "plan.edited", "the saved plan was changed after it was made", next_step="plan again: sbctl plan --out FILE"

@@ -225,7 +225,12 @@ def _translated(error: psycopg.Error, place: str) -> SbctlError:
     if code.startswith("28"):
         return _denied(place)
     if code == "42501":
-        return RefusedError("state.denied", "the role has no right to the table of the state", place=place)
+        return RefusedError(
+            "state.denied",
+            "the role has no right to the table of the state",
+            place=place,
+            next_step="log in as the role that owns it (fleet.state.username), or have its owner grant SELECT, INSERT and UPDATE",
+        )
     if code.startswith("53") or code in ("25006", "57014"):
         return SbctlError("state.server_failed", f"the database refused to work ({code})", place=place, retryable=True)
     if isinstance(error, psycopg.OperationalError) or code.startswith(("08", "57")):
