@@ -6,6 +6,7 @@ import typer
 
 from sbctl.cli.commands import (
     applying,
+    auditing,
     bundles,
     catalog,
     cluster,
@@ -16,6 +17,7 @@ from sbctl.cli.commands import (
     models,
     packing,
     planning,
+    replicas,
     running,
     state,
     watching,
@@ -36,7 +38,9 @@ for group in (configuration, planning, applying, inspecting, watching, running):
 app.add_typer(state.app, name="state", help="The recorded truth: look, repair, share.")
 app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by one.")
 app.add_typer(cluster.app, name="cluster", help="The authority that gives hosts their identities.")
-app.add_typer(models.app, name="models", help="Weights: in the catalog, in caches, locked.")
+replicas.register(models.app)
+app.add_typer(models.app, name="models", help="Weights in the catalog and in caches, and the replicas that serve them.")
+app.add_typer(auditing.app, name="audit", help="Who changed what on a host.")
 app.add_typer(keys.app, name="key", help="Who may sign what should run.")
 app.add_typer(catalog.app, name="catalog", help="An operator's own models, kept true to where they come from.")
 app.add_typer(packing.app, name="pack", help="Everything a closed site needs, in one file.")

@@ -48,7 +48,7 @@ from sbctl.node.paths import node_paths
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.session import HostSession, open_session
 
-__all__ = ["Door", "Place", "PlaceRequest", "config_of", "opened_places"]
+__all__ = ["HERE", "Door", "Place", "PlaceRequest", "chosen_hosts", "config_of", "has_runtime", "opened_places"]
 
 HERE: Final = "local"
 _LEAST_RATE_BYTES_PER_S: Final = 128 * 1024
@@ -123,11 +123,11 @@ def opened_places(workspace: Workspace, request: PlaceRequest) -> Iterator[tuple
     if request.hosts:
         if config is None:
             raise InputError("file.missing", "there is no sb.yml that names hosts", place=str(workspace.file))
-        chosen = _chosen(config, request.hosts)
+        chosen = chosen_hosts(config, request.hosts)
         connections = {name: host.connection for name, host in chosen.items()}
     else:
         here = _here(config)
-        if request.cache_dir is not None or not _has_runtime(workspace.environ):
+        if request.cache_dir is not None or not has_runtime(workspace.environ):
             door = _local_door(workspace, request.cache_dir, here)
             yield (Place(HERE, door, catalog or _catalog_here(config, here), here),)
             return
@@ -146,7 +146,8 @@ def opened_places(workspace: Workspace, request: PlaceRequest) -> Iterator[tuple
         lines.close()
 
 
-def _chosen(config: CompiledConfig, patterns: Sequence[str]) -> dict[str, CompiledHost]:
+def chosen_hosts(config: CompiledConfig, patterns: Sequence[str]) -> dict[str, CompiledHost]:
+    """Raises InputError `host.unknown` for a pattern that matches none."""
     chosen: set[str] = set()
     for text in patterns:
         matched = {name for name in config.hosts if NamePattern(text).matches(name)}
@@ -189,7 +190,8 @@ def _catalog_file(path: Path) -> Catalog:
     return catalog
 
 
-def _has_runtime(environ: Mapping[str, str]) -> bool:
+def has_runtime(environ: Mapping[str, str]) -> bool:
+    """Whether one was installed on this machine, for who asks."""
     return os.path.lexists(node_paths(os.getuid(), environ).opt / "current")
 
 

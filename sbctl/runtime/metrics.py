@@ -23,6 +23,7 @@ __all__ = ["RuntimeMetrics"]
 
 _READY_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 300, 600)
 _WAIT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_RATE_BUCKETS: Final = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1000)
 _PREFIX: Final = "sbproxy_model_host_"
 
 
@@ -62,6 +63,7 @@ class _Row:
     first_s: Histogram
     prompt: Counter
     completion: Counter
+    rate: Histogram
 
 
 class _CertificateGauge(Collector):
@@ -126,6 +128,13 @@ class RuntimeMetrics:
             buckets=_WAIT_BUCKETS,
             registry=self._registry,
         )
+        self._rate = Histogram(
+            "sbctl_request_tokens_per_second",
+            "Tokens written for one request, by the time from its place at an engine to its end.",
+            ["deployment"],
+            buckets=_RATE_BUCKETS,
+            registry=self._registry,
+        )
         self._tokens = Counter(
             "sbctl_request_tokens_total",
             "Tokens read (prompt) and written (completion), as engines count them.",
@@ -176,6 +185,9 @@ class RuntimeMetrics:
         if outcome.usage is not None:
             row.prompt.inc(outcome.usage.prompt_tokens)
             row.completion.inc(outcome.usage.completion_tokens)
+            served_s = outcome.total_s - outcome.queued_s
+            if outcome.usage.completion_tokens and served_s > 0 and not outcome.broke:
+                row.rate.observe(outcome.usage.completion_tokens / served_s)
         if outcome.broke:
             self._broken.labels(outcome.deployment).inc()
 
@@ -186,6 +198,7 @@ class RuntimeMetrics:
             self._first_s.labels(deployment),
             self._tokens.labels(deployment, "prompt"),
             self._tokens.labels(deployment, "completion"),
+            self._rate.labels(deployment),
         )
 
     def render(self) -> bytes:

@@ -352,7 +352,7 @@ def _refusal(server: Server, reply: _Reply) -> SbctlError:
             "enroll.request_refused",
             f"the authority does not take the request: {said or reply.status}",
             place=place,
-            next_step="use the same version of sbctl here and there; the enrollment server's log has the reason",
+            next_step="use the same version of sbctl on both sides; the enrollment server's log has the reason",
         )
     return InputError(
         "enroll.bad_answer",

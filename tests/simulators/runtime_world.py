@@ -18,6 +18,7 @@ from typing import Any
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.clock import SYSTEM_CLOCK, rfc3339
 from sbctl.base.digests import canonical_json, sha256_bytes
+from sbctl.base.errors import HTTP_STATUS
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 from sbctl.trust.bundle import (
@@ -214,8 +215,12 @@ class RuntimeProcess:
         return last
 
     def act(self, deployment: str, action: str) -> tuple[int, dict[str, Any]]:
-        status, data = self.call("POST", f"/control/v1/deployments/{deployment}/{action}")
-        return status, json.loads(data)
+        """The last line as a status and its body."""
+        _, data = self.call("POST", f"/control/v1/deployments/{deployment}/{action}", {})
+        last: dict[str, Any] = json.loads(data.splitlines()[-1])
+        if "error" in last:
+            return HTTP_STATUS.status(last["error"]["code"]), last
+        return 200, last["result"]
 
     def http(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sbctl.cli.models_places import PlaceRequest
     from sbctl.views.models_views import PlaceError
 
-__all__ = ["app"]
+__all__ = ["Hosts", "app", "complain"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -39,7 +39,7 @@ def _request(
     return PlaceRequest(file, tuple(hosts or ()), cache_dir, catalog_file)
 
 
-def _complain(errors: Sequence[PlaceError]) -> None:
+def complain(errors: Sequence[PlaceError]) -> None:
     """Each on stderr, with its host; as JSON they stand in the result."""
     from sbctl.views.console import talk
     from sbctl.views.diagnostics import error_text
@@ -72,7 +72,7 @@ def list_(
         print_json("models.list", list_body(rows, errors))
     else:
         result(list_text(rows, errors))
-        _complain(errors)
+        complain(errors)
     return exit_code(errors)
 
 
@@ -102,7 +102,7 @@ def show(
         print_json("models.show", {**show_body(entry, rows), "errors": errors_body(errors)})
     else:
         result(show_text(entry, rows, width=line_width()))
-        _complain(errors)
+        complain(errors)
     return exit_code(errors)
 
 
@@ -148,7 +148,7 @@ def pull(
     else:
         if rows:
             result(pull_text(rows, several=several))
-        _complain(errors)
+        complain(errors)
     return exit_code(errors)
 
 
@@ -183,7 +183,7 @@ def remove(
         note(f"{row.host}: {row.model}:{row.variant} is removed, {freed} freed")
     if not rows and not errors:
         note(f"{model} was not in the cache")
-    _complain(errors)
+    complain(errors)
     return exit_code(errors)
 
 
@@ -212,7 +212,7 @@ def prune(
         print_json("models.prune", prune_body(rows, errors))
     else:
         result(prune_text(rows, several=several))
-        _complain(errors)
+        complain(errors)
     return exit_code(errors)
 
 

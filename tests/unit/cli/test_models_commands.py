@@ -202,3 +202,19 @@ def test_a_directory_is_a_cache_of_its_own(site: Site, sbctl: Sbctl) -> None:
     assert row_of(sbctl("list", "--cache-dir", str(elsewhere)), "tiny")["status"] == "cached"
     assert row_of(sbctl("list"), "tiny")["status"] == "not-pulled"
     assert sbctl("prune", "--dry-run", "--cache-dir", str(elsewhere))["caches"][0]["reclaimed_bytes"] == 0
+
+
+@pytest.mark.parametrize("words", [("ps",), ("load", "chat"), ("drain", "chat", "--deadline", "5")])
+def test_without_a_runtime_here_it_says_where_to_ask(
+    site: Site, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main(["models", *words, "-f", str(site.file)]) == 1
+    assert "host.no_runtime" in capsys.readouterr().err
+    assert main(["audit", "verify", "-f", str(site.file), "--host", "gpu-9"]) == 3
+    assert "host.unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", ["x", "1", "1:abc", "-1:" + "0" * 64, "9" * 40 + ":" + "0" * 64])
+def test_a_head_is_a_number_and_a_digest(site: Site, capsys: pytest.CaptureFixture[str], head: str) -> None:
+    assert main(["audit", "verify", "-f", str(site.file), "--head", head]) == 64
+    assert "NUMBER:DIGEST" in capsys.readouterr().err

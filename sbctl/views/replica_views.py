@@ -1,0 +1,92 @@
+"""Replicas as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import RenderableType
+
+from sbctl.base.display import format_bytes
+from sbctl.node.snapshot import DeploymentState, ReplicaState
+from sbctl.views.models_views import PlaceError, errors_body
+from sbctl.views.tables import Cell, Column, render_rows
+
+__all__ = ["MovedRow", "PsRow", "moved_body", "ps_body", "ps_text"]
+
+_STYLES: Final = {"ready": "green", "failed": "red", "preparing": "yellow", "draining": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class PsRow:
+    host: str
+    deployment: DeploymentState
+    replica: ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRow:
+    host: str
+    state: DeploymentState
+
+
+def ps_body(rows: Sequence[PsRow], errors: Sequence[PlaceError]) -> dict[str, Any]:
+    return {
+        "serving": any(row.replica.state == "ready" for row in rows),
+        "deployments": [
+            {
+                "host": row.host,
+                "deployment": row.deployment.deployment,
+                "generation": row.deployment.generation,
+                "stopped_by": row.deployment.stopped_by,
+                **row.replica.model_dump(mode="json"),
+            }
+            for row in rows
+        ],
+        "errors": errors_body(errors),
+    }
+
+
+def ps_text(rows: Sequence[PsRow], *, several: bool) -> RenderableType:
+    columns: list[Column | str] = [
+        "deployment",
+        Column("replica", "right"),
+        Column("state", style_by=_STYLES),
+        Column("active", "right"),
+        Column("queued", "right"),
+        Column("restarts", "right"),
+        Column("memory", "right"),
+        "reason",
+    ]
+    cells: list[Sequence[Cell]] = []
+    for row in rows:
+        one = row.replica
+        line: tuple[Cell, ...] = (
+            row.deployment.deployment,
+            one.replica,
+            one.state,
+            one.active_requests,
+            one.queued_requests,
+            one.restarts,
+            None if one.memory_bytes is None else format_bytes(one.memory_bytes),
+            _reason(row),
+        )
+        cells.append((row.host, *line) if several else line)
+    return render_rows(["host", *columns] if several else columns, cells, empty="nothing is deployed")
+
+
+def _reason(row: PsRow) -> str | None:
+    one = row.replica
+    if one.last_error:
+        return f"{one.reason_code}: {one.last_error}" if one.reason_code else one.last_error
+    stopped = {"operator": "stopped by an operator", "idle": "unloaded while idle"}
+    return stopped.get(row.deployment.stopped_by or "") if one.state == "stopped" else None
+
+
+def moved_body(deployment: str, rows: Sequence[MovedRow], errors: Sequence[PlaceError]) -> dict[str, Any]:
+    return {
+        "deployment": deployment,
+        "hosts": [{"host": row.host, **row.state.model_dump(mode="json")} for row in rows],
+        "errors": errors_body(errors),
+    }
