@@ -47,6 +47,16 @@ _PARSER_FAULTS: Final = (
 """What the parser itself raises on some damaged files, beside its own errors."""
 
 
+def _syntax_hints(problem: str, written: str) -> Iterator[str]:
+    """What is usually wrong where the parser gives up, which often is a line later."""
+    if "${" in written:
+        yield "inside { } and [ ], write a variable in quotes"
+    if "mapping values are not allowed" in problem or "could not find expected ':'" in problem:
+        yield "a line just above may lack its colon, or the space after it; a text with a colon in it needs quotes"
+    elif "expected <block end>" in problem:
+        yield "this line is indented unlike those it belongs to"
+
+
 class _StopReading(Exception):  # noqa: N818 - it ends a loop
     """The rest of the file cannot be trusted."""
 
@@ -138,8 +148,12 @@ class _Builder:
             if "'\\t'" in problem:
                 problem = "a tab cannot indent"
             written = document.lines[line] if line < len(document.lines) else ""
-            hint = ("inside { } and [ ], write a variable in quotes",) if "${" in written else ()
-            self._find("syntax", f"this is not YAML: {problem}", line, column, 1, *hint)
+            hints = [*_syntax_hints(problem, written)]
+            if error.context_mark is not None and error.context_mark.line < line:
+                hints.append(
+                    f"{error.context}, which began at {error.context_mark.line + 1}:{error.context_mark.column + 1}"
+                )
+            self._find("syntax", f"this is not YAML: {problem}", line, column, 1, *hints)
             return
         except (YAMLError, *_PARSER_FAULTS):
             self._find("syntax", "this is not YAML: it cannot be parsed", 0, 0)

@@ -39,7 +39,7 @@ from sbctl.base.flock import exclusive
 from sbctl.base.ids import is_id
 from sbctl.base.secret import Secret
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.certificates import KeyPair
+from sbctl.trust.certificates import KeyPair, matches, read_chain
 from sbctl.trust.identity import Grant
 from sbctl.trust.keys import SigningKey, parse_public_key
 
@@ -166,9 +166,13 @@ class AuthorityFiles:
         with contextlib.suppress(FileNotFoundError):
             _check_rights(path, os.lstat(path), kind="file", open_bits=0o022)
         try:
-            return fs.read_bounded(path, max_bytes=_PUBLIC_MAX_BYTES).decode("utf-8")
+            content = fs.read_bounded(path, max_bytes=_PUBLIC_MAX_BYTES).decode("utf-8")
         except UnicodeDecodeError:
             raise InputError("authority.invalid", "the file is not text", place=str(path), next_step=_RESTORE) from None
+        if path.suffix == ".pem":
+            with self._naming(name):
+                read_chain(content)
+        return content
 
     def secret(self, name: str) -> Secret:
         """A private file. Raises RefusedError `authority.no_key` where it is not here, `authority.permissions`."""
@@ -187,7 +191,8 @@ class AuthorityFiles:
 
     def document(self, name: str, model: type[_Model]) -> _Model:
         """Raises InputError `authority.invalid`, `json.*`."""
-        document = strict_json.loads(self.text(name).encode(), max_bytes=_PUBLIC_MAX_BYTES)
+        with self._naming(name):
+            document = strict_json.loads(self.text(name).encode(), max_bytes=_PUBLIC_MAX_BYTES)
         try:
             return model.model_validate_json(json.dumps(document))
         except ValidationError as error:
@@ -204,14 +209,30 @@ class AuthorityFiles:
         return os.path.lexists(self.path(name))
 
     def key_pair(self, name: str) -> KeyPair:
-        """`ca` or `ca-next`."""
-        return KeyPair(self.text(f"{name}.pem"), self.secret(f"{name}-key.pem"))
+        """`ca` or `ca-next`. Raises InputError `certificate.*`, and `authority.invalid` where the two do not belong together."""
+        certificate, key = self.text(f"{name}.pem"), self.secret(f"{name}-key.pem")
+        with self._naming(f"{name}-key.pem"):
+            if not matches(certificate, key):
+                raise InputError("authority.invalid", f"this is not the private key of {name}.pem")
+        return KeyPair(certificate, key)
 
     def signing_key(self, stem: Literal["authority", "authority-next"] = "authority") -> SigningKey:
-        return SigningKey.from_pem(self.secret(f"{stem}-signing.key"))
+        with self._naming(f"{stem}-signing.key"):
+            return SigningKey.from_pem(self.secret(f"{stem}-signing.key"))
 
     def verifying_key(self, stem: str = "authority") -> str:
-        return parse_public_key(self.text(f"{stem}-verifying.key").strip()).text
+        with self._naming(f"{stem}-verifying.key"):
+            return parse_public_key(self.text(f"{stem}-verifying.key").strip()).text
+
+    @contextlib.contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """An error about what a file of this directory holds names the file."""
+        try:
+            yield
+        except SbctlError as error:
+            if error.place is None:
+                error.place, error.next_step = str(self.path(name)), _RESTORE
+            raise
 
     def trusted_keys(self) -> AuthorityKeys:
         """Whose revocations and documents hosts believe."""

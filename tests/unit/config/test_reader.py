@@ -169,3 +169,19 @@ def test_any_yaml_like_text_gives_a_document(text: str) -> None:
     for path in document.nodes:
         document.key_span(path)
         document.value_span(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("a:\n  b 1\n  c: {}\n", "a line just above may lack its colon"),
+        ("a:\n   b: 1\n  c: 2\n", "indented unlike those it belongs to"),
+        ('a: "x\nb: 2\n', "a quoted scalar, which began at 1:4"),
+        ("a: [1, 2\nb: 3\n", "a flow sequence, which began at 1:4"),
+    ],
+)
+def test_a_syntax_error_says_where_to_look_when_the_fault_is_above(tmp_path: Path, text: str, hint: str) -> None:
+    path = tmp_path / "sb.yml"
+    path.write_text(text)
+    (finding,) = read_yaml(path).findings
+    assert any(hint in note for note in finding.notes)
