@@ -42,6 +42,7 @@ from sbctl.runtime.replica_messages import (
     StoppedBy,
     as_engine_error,
     backoff_s,
+    for_a_reset,
     refused,
     settle,
     why_stopped,
@@ -237,16 +238,11 @@ class Replica:
         if self.is_ready:
             settle(ask.waiter)
             return
-        if ask.by == "request":
-            if self.stopped_by == "operator":
-                settle(ask.waiter, refused("stopped", "an operator stopped this model"))
-                return
-            if self.crash_looping:
-                text = f"the engine failed {CRASH_LOOP_ATTEMPTS} times in a row and is not restarted until a reset"
-                settle(ask.waiter, refused("crash_loop", text))
-                return
-        else:
+        if ask.by != "request":
             self.crash_looping, self._failures = False, 0
+        elif (refusal := for_a_reset(self.stopped_by, crash_looping=self.crash_looping)) is not None:
+            settle(ask.waiter, refusal)
+            return
         self._waiters.append(ask.waiter)
         if self._launching is None and (self._retry is None or ask.by != "request"):
             self._start_launch(ask.by, ask.progress)
@@ -417,8 +413,9 @@ class Replica:
                 raise
             finally:
                 await launched.client.close()
-        if self.unended is None:
-            self.place.give_back()
+        else:
+            await self.end_what_is_left()
+        self.place.give_back()
 
     def _cancel_retry(self) -> None:
         if self._retry is not None:

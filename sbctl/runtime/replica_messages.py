@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sbctl.base.errors import EngineError, SbctlError
-from sbctl.base.limits import RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
+from sbctl.base.limits import CRASH_LOOP_ATTEMPTS, RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.launch import Launched, LaunchPorts
 from sbctl.runtime.provision import Progress
@@ -27,6 +27,7 @@ __all__ = [
     "StoppedBy",
     "as_engine_error",
     "backoff_s",
+    "for_a_reset",
     "refused",
     "settle",
     "why_stopped",
@@ -107,6 +108,16 @@ def why_stopped(ask: Stop) -> str:
 def refused(code: str, message: str) -> EngineError:
     """What a caller hears who cannot be served now."""
     return EngineError(code, message, retryable=code != "crash_loop")
+
+
+def for_a_reset(stopped_by: StoppedBy | None, *, crash_looping: bool) -> EngineError | None:
+    """What a request hears that may not start a replica: somebody else has to."""
+    if stopped_by == "operator":
+        return refused("stopped", "an operator stopped this model")
+    if crash_looping:
+        text = f"the engine failed {CRASH_LOOP_ATTEMPTS} times in a row and is not restarted until a reset"
+        return refused("crash_loop", text)
+    return None
 
 
 def as_engine_error(error: BaseException) -> SbctlError:

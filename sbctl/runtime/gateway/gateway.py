@@ -39,7 +39,6 @@ from sbctl.runtime.replica import Replica
 __all__ = ["Gateway"]
 
 _PARSE_INLINE_MAX_BYTES: Final = 128 * 1024
-_SWAPS_FOLLOWED: Final = 4
 _REPLICAS_TRIED: Final = 3
 _COUNT_FROM_CHARS_A_TOKEN: Final = 2
 """From so many characters a token of context on, the engine is asked how many tokens a prompt has before it may queue."""
@@ -244,8 +243,10 @@ class Gateway:
         return bool(others)
 
     async def _admit(self, request: Request) -> Lease:
-        """A commit may replace the generation while the request waits for it: follow it then, so that a rollout refuses nobody."""
-        for _ in range(_SWAPS_FOLLOWED):
+        """A commit may replace the generation while the request waits for it: follow it then, so that a rollout refuses nobody, however many
+        follow each other while the request may wait.
+        """
+        while True:
             if self._stopping:
                 raise EngineError("no_ready_replica", "the runtime is stopping", retryable=True)
             table = self._desired.routes
@@ -261,10 +262,11 @@ class Gateway:
                 request.admitted_s = asyncio.get_running_loop().time()
                 return lease
             except SbctlError as error:
-                if error.code != "draining" or self._desired.routes is table:
+                waited_ms = (asyncio.get_running_loop().time() - request.began_s) * 1000
+                is_replaced = error.code == "draining" and self._desired.routes is not table
+                if not is_replaced or waited_ms > generation.member.queue_timeout_ms:
                     self._meter.rejected(generation.deployment, request.priority, error.code)
                     raise
-        raise EngineError("no_ready_replica", "the model is being replaced", retryable=True)
 
     async def _check_fit(self, request: Request, generation: Generation) -> None:
         """Whether the model does that at all, and whether the prompt can fit: what cannot is refused before it takes anybody's place."""

@@ -185,6 +185,26 @@ def test_who_fits_beside_the_first_of_the_line_does_not_wait_behind_it_nor_take_
     in_virtual_time(work)
 
 
+def test_what_was_freed_for_the_first_of_the_line_is_not_taken_by_who_comes_along() -> None:
+    async def work() -> None:
+        world = EngineWorld()
+        ports = world.ports(memory_bytes=2 * GIB)
+        idle, busy, tiny = (_generation(name, ports) for name in ("idle", "busy", "tiny"))
+        large = _generation("large", ports, 2 * GIB)
+        assert await _ask(idle, 0) == "ok"
+        long = asyncio.create_task(_ask(busy, 20))
+        await until(lambda: busy.ready_replicas == 1)
+        await asyncio.sleep(5)
+        first = asyncio.create_task(_ask(large, 1))
+        await until(lambda: idle.ready_replicas == 0)
+        second = asyncio.create_task(_ask(tiny, 1))
+        assert await long == await first == await second == "ok"
+        starts = [event for event in world.events if event.startswith("start")]
+        assert starts[2:] == ["start large#1", "start tiny#1"]
+
+    in_virtual_time(work)
+
+
 def test_when_nobody_waits_any_more_nothing_is_unloaded_and_who_gave_way_stays() -> None:
     async def work() -> None:
         world = EngineWorld()
@@ -241,6 +261,7 @@ def test_an_engine_that_does_not_end_keeps_its_place_until_it_did() -> None:
         a, b = _generation("a", ports), _generation("b", ports, queue_timeout_ms=5_000)
         await a.load("operator")
         world.stop_fault = EngineError("engine_shutdown_failed", "it does not end")
+        assert await outcome_of(a.stop("operator", drain_s=0)) == "engine_shutdown_failed"
         assert await outcome_of(a.stop("operator", drain_s=0)) == "engine_shutdown_failed"
         assert a.has_unended
         assert await _ask(b, 1) == "queue_timeout"
