@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from providers.bundle.spec import content_of
+from providers.runtime.spec import runtime_config
+from sbctl.base import strict_json
 from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError
@@ -14,11 +16,12 @@ from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.cli.planning import desired_of
 from sbctl.cli.signing import require_member
 from sbctl.cli.workspace import Workspace
+from sbctl.config.compiled import CompiledConfig
 from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, BundleContent, BundlePayload, TrustSet, content_digest
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.verifier import VerifiedBundle, parse_bundle, verify_bundle
 
-__all__ = ["export_bundle", "read_unverified", "verified"]
+__all__ = ["export_bundle", "read_unverified", "verified", "write_unsigned"]
 
 
 def _text(path: Path) -> str:
@@ -40,9 +43,20 @@ def verified(workspace: Workspace, path: Path, host: str) -> VerifiedBundle:
     return verify_bundle(_text(path), trust=trust, scope=host, fence=None, now=workspace.clock.now())
 
 
-def export_bundle(workspace: Workspace, host: str, out: Path) -> int:
-    """Sign and write; returns the revision. Raises InputError `bundle.no_host`, RefusedError `key.*`."""
+def write_unsigned(workspace: Workspace, host: str, out: Path) -> None:
+    """What `sbctl-runtime serve --config` reads: settings and desired state of one host, for who starts a runtime by hand.
+
+    Holds no secret but hashes of API keys. Raises InputError `bundle.no_host`.
+    """
     config = workspace.config
+    content = _content(config, host)
+    runtime = runtime_config(config, config.hosts[host]).model_dump(mode="json")
+    runtime["lineage"] = runtime["lineage"] or "by-hand"
+    document = {"runtime": runtime, "content": content.model_dump(mode="json")}
+    write_atomic(out.resolve(), strict_json.dump_pretty(document).encode() + b"\n", mode=0o644)
+
+
+def _content(config: CompiledConfig, host: str) -> BundleContent:
     address = Address("bundle", host)
     desired = next((one for one in desired_of(config) if one.address == address), None)
     if desired is None:
@@ -51,7 +65,13 @@ def export_bundle(workspace: Workspace, host: str, out: Path) -> int:
             f"sb.yml asks nothing of a host named {host}",
             next_step=f"hosts: {', '.join(config.hosts)}",
         )
-    content = BundleContent.model_validate_json(canonical_json(content_of(desired.spec)))
+    return BundleContent.model_validate_json(canonical_json(content_of(desired.spec)))
+
+
+def export_bundle(workspace: Workspace, host: str, out: Path) -> int:
+    """Sign and write; returns the revision. Raises InputError `bundle.no_host`, RefusedError `key.*`."""
+    config = workspace.config
+    content = _content(config, host)
     key = workspace.signing_key
     if key is None:
         from sbctl.base.errors import RefusedError

@@ -28,6 +28,8 @@ class EventKind(StrEnum):
     BUNDLE_ACCEPTED = "bundle.accepted"
     BUNDLE_REFUSED = "bundle.refused"
     BUNDLE_CLEARED = "bundle.cleared"
+    CONFIG_TAKEN = "config.taken"
+    CONFIG_REFUSED = "config.refused"
     REPLICA_CHANGED = "replica.changed"
     ENGINE_STARTED = "engine.started"
     ENGINE_ADOPTED = "engine.adopted"

@@ -17,9 +17,10 @@ from aiohttp import web
 from sbctl.base.errors import HTTP_STATUS, InputError, RefusedError, SbctlError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.base.secret import Secret
-from sbctl.runtime.admin_desired import AdminDesired, refusal
+from sbctl.runtime.admin_desired import AdminDesired, plan_of, refusal
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.admin_routes import PREFIX, ROUTES
+from sbctl.runtime.config_file import ConfigFile
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.jobs import Jobs, job_document
 from sbctl.runtime.listeners import Handler, json_headers, read_body
@@ -48,6 +49,7 @@ class AdminPlane:
         metrics: RuntimeMetrics,
         *,
         desired: AdminDesired,
+        config_file: ConfigFile | None,
         username: str,
         password: Secret,
         bind: str,
@@ -56,6 +58,7 @@ class AdminPlane:
         self._reconciler = reconciler
         self._metrics = metrics
         self._desired = desired
+        self._config_file = config_file
         self._jobs = jobs
         self._guard = AdminGuard(username, password, bind=bind, port=port)
 
@@ -69,6 +72,7 @@ class AdminPlane:
             "status": self._status,
             "deployments": self._deployments,
             "replace_deployments": self._replace_deployments,
+            "reload": self._reload,
             "list_jobs": self._list_jobs,
             "show_job": self._show_job,
             "stream_job": self._stream_job,
@@ -181,6 +185,17 @@ class AdminPlane:
         except SbctlError as error:
             status, body = refusal(error)
             return _json(body, status)
+
+    async def _reload(self, _request: web.Request) -> web.Response:
+        if self._config_file is None:
+            sentence = "no file of its own rules this runtime: what it serves changes by sbctl apply"
+            raise RefusedError("authority_read_only", sentence)
+        try:
+            report = await asyncio.shield(self._config_file.reload("the admin API"))
+        except SbctlError as error:
+            status, body = refusal(error)
+            return _json(body, status)
+        return _json({"schema_version": 1, "plan": plan_of(report), "degraded": report["degraded"]})
 
     async def _act(self, request: web.Request) -> web.Response:
         """A job, whatever it is: an unknown deployment is told at once, everything else by the job."""

@@ -18,9 +18,10 @@ from sbctl.catalog.loader import builtin_catalog
 from sbctl.runtime.admin_deployments import asked_deployments, shown_deployment
 from sbctl.runtime.reconcile import Reconciler
 
-__all__ = ["AdminDesired", "refusal"]
+__all__ = ["AdminDesired", "plan_of", "refusal"]
 
 _OWN: Final = "admin_managed"
+_FILE_CODES: Final = frozenset({"runtime.config_invalid", "runtime.restart_needed"})
 _UNPROCESSABLE: Final = frozenset({"insufficient_capacity", "engine_incompatible", "prepare_failed"})
 
 
@@ -77,12 +78,7 @@ class AdminDesired:
             "schema_version": 1,
             "revision": stored.revision,
             "content_digest": stored.content_digest,
-            "plan": {
-                "added": report["added"],
-                "changed": sorted((*report["changed"], *report["adjusted"])),
-                "removed": report["removed"],
-                "preserved": report["preserved"],
-            },
+            "plan": plan_of(report),
         }
 
     def refuse_foreign(self) -> None:
@@ -98,14 +94,26 @@ class AdminDesired:
         raise RefusedError("authority_read_only", sentence)
 
 
+def plan_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What a change did, by deployment."""
+    return {
+        "added": report["added"],
+        "changed": sorted((*report["changed"], *report["adjusted"])),
+        "removed": report["removed"],
+        "preserved": report["preserved"],
+    }
+
+
 def refusal(error: SbctlError) -> tuple[int, dict[str, Any]]:
-    """Status and body of a PUT that was not carried out. `reason_code` is the cause's own code where the table has another one."""
+    """Status and body of a PUT or a reload that was not carried out. `reason_code` is the cause's own code where the table has another one."""
     stage = error.detail.get("stage")
     code = error.code
     if code in _UNPROCESSABLE:
         status = 422
     elif stage == "prepare":
         status, code = (502, "prepare_infrastructure_failed") if error.retryable else (422, "prepare_failed")
+    elif code in _FILE_CODES or code.startswith(("file.", "json.", "models_lock.")):
+        status = 422
     elif stage == "start" or code == "store_failed":
         status = 502
     else:

@@ -68,6 +68,14 @@ ROUTES: Final = (
         "Deployments",
     ),
     Route(
+        "POST",
+        "/admin/reload",
+        "reload",
+        "admin",
+        "read the file of a runtime that was started by hand again, as SIGHUP does; 403 `authority_read_only` where no file rules",
+        ((200, "Reloaded"),),
+    ),
+    Route(
         "GET",
         f"{PREFIX}/jobs",
         "list_jobs",

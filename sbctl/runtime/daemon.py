@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from sbctl.node.records import EventKind
 from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
+from sbctl.runtime.config_file import ConfigFile
 from sbctl.runtime.control import control_app
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.egress import host_fetch_settings, provider_key
@@ -82,7 +83,13 @@ _LAUNCHER_VARIABLE: Final = "SBCTL_ENGINE_LAUNCHER"
 class Daemon:
     """Everything between the lock and the exit."""
 
-    def __init__(self, settings: Settings, notifier: Notifier, handed_over: HandedOver) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        notifier: Notifier,
+        handed_over: HandedOver,
+        read_again: Callable[[], Settings] | None = None,
+    ) -> None:
         self._settings = settings
         self._notifier = notifier
         self._handed_over = handed_over
@@ -129,6 +136,11 @@ class Daemon:
             by_hand=settings.started_by_hand,
             admin_managed=config.authority == "admin_managed" and not settings.started_by_hand,
         )
+        self._config_file: ConfigFile | None = None
+        if settings.file is not None and read_again is not None:
+            self._config_file = ConfigFile(
+                settings, read_again, self._reconciler, events=self._events, audit=self._store.audit
+            )
         self._metrics.watch(self._reconciler)
         self._identity = HeldIdentity(paths, SYSTEM_CLOCK) if config.identity else None
         if self._identity is not None:
@@ -155,6 +167,7 @@ class Daemon:
         """The control socket's last: it answers to the end."""
         self._bound: list[tuple[Listener | GatewayServer, socket.socket, ssl.SSLContext | None]] = []
         self._restored = False
+        self._reloads: set[asyncio.Task[None]] = set()
         self._http_url = ""
         self._https_url: str | None = None
         self._admin_url: str | None = None
@@ -186,6 +199,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         adopted = await self._host.adopt()
         try:
             await self._bind()
@@ -206,11 +220,26 @@ class Daemon:
             watching = [asyncio.create_task(self._drain.watch()), asyncio.create_task(observed.watch())]
             if self._certificate is not None:
                 watching.append(asyncio.create_task(self._certificate.watch()))
+            if self._config_file is not None:
+                watching.append(asyncio.create_task(self._config_file.watch()))
             await self._wait(stop)
             for watch in watching:
                 watch.cancel()
         finally:
             await self._shut_down()
+
+    def _hang_up(self) -> None:
+        if self._config_file is None or not self._restored:
+            self._log.warning("a hangup means nothing here: what is served changes by sbctl apply")
+            return
+
+        async def reload(file: ConfigFile) -> None:
+            with contextlib.suppress(SbctlError):
+                await file.reload("SIGHUP")
+
+        task = asyncio.create_task(reload(self._config_file))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
 
     async def _running_engines(self) -> list[Running]:
         found = []
@@ -235,6 +264,7 @@ class Daemon:
                 self._reconciler,
                 self._jobs,
                 self._metrics,
+                config_file=self._config_file,
                 desired=AdminDesired(
                     self._reconciler, authority=config.authority, started_by_hand=self._settings.started_by_hand
                 ),
@@ -354,6 +384,13 @@ def run_serve(argv: list[str]) -> int:
     paths = node_paths(os.getuid(), os.environ)
     handed_over = HandedOver.from_environ(os.environ)
     lock = _lock(paths)
+
+    def read() -> Settings:
+        found = load_settings(paths, parsed.config)
+        if parsed.locked:
+            refuse_drifted_models(found, parsed.config)
+        return found
+
     try:
         settings = load_settings(paths, parsed.config)
         if parsed.locked:

@@ -52,6 +52,8 @@ class Settings:
     config_sha256: str
     started_by_hand: bool
     content: BundleContent | None
+    file: Path | None = None
+    """Which file a daemon was started with by hand."""
 
     @property
     def cache_directory(self) -> Path:
@@ -77,7 +79,7 @@ def load_settings(paths: NodePaths, by_hand: Path | None) -> Settings:
     except ValidationError as error:
         raise _problem(path, error) from None
     digest = sha256_bytes(canonical_json(written.runtime.model_dump(mode="json")))
-    return Settings(paths, written.runtime, digest, started_by_hand=True, content=written.content)
+    return Settings(paths, written.runtime, digest, started_by_hand=True, content=written.content, file=path)
 
 
 def load_trust(paths: NodePaths) -> tuple[TrustSet | None, str | None]:

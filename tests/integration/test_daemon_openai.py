@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,4 +114,14 @@ def test_a_file_by_hand_serves_and_takes_no_bundle(tmp_path: Path) -> None:
         (pid,) = served.engine_pids()
         assert served.status()["started_by_hand"] is True
         assert served.apply(operator.bundle(desired, 1), None)["error"]["code"] == "runtime.started_by_hand"
+        more = content({**desired.deployments, "r": next(iter(desired.deployments.values()))})
+        file.write_text(json.dumps({"runtime": runtime, "content": more.model_dump(mode="json")}))
+        served.process.send_signal(signal.SIGHUP)
+        served.await_state("r", "ready")
+        file.write_text("{")  # taken up by the watch, and not taken
+        end_s = time.monotonic() + 30
+        while "the file is not taken" not in served.log.read_text() and time.monotonic() < end_s:
+            time.sleep(0.1)
+        assert "json.invalid" in served.log.read_text()
+        assert (served.ask(model="q-model")[0], served.engine_pids()[0]) == (200, pid)
     assert not is_alive(pid)

@@ -61,12 +61,19 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
     host: Annotated[str, typer.Option("--host", help="The host it is for.")] = "local",
     file: File = Path("sb.yml"),
+    by_hand: Annotated[
+        bool, typer.Option("--by-hand", help="Unsigned, with the runtime's settings: for sbctl-runtime serve --config.")
+    ] = False,
 ) -> int:
     """Sign what sb.yml asks of one host, with the revision after the last, and write it. Nothing is sent."""
-    from sbctl.cli.bundling import export_bundle
+    from sbctl.cli.bundling import export_bundle, write_unsigned
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import note
 
+    if by_hand:
+        write_unsigned(Workspace(file), host, out)
+        note(f"wrote what {host} should run: sbctl-runtime serve --config {out}")
+        return ExitCode.DONE
     revision = export_bundle(Workspace(file), host, out)
     note(f"wrote revision {revision} for {host}: {out}")
     return ExitCode.DONE
