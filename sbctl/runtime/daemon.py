@@ -392,10 +392,7 @@ def run_serve(argv: list[str]) -> int:
         return found
 
     try:
-        settings = load_settings(paths, parsed.config)
-        if parsed.locked:
-            refuse_drifted_models(settings, parsed.config)
-        run_in_loop(Daemon(settings, Notifier(os.environ), handed_over).serve())
+        run_in_loop(Daemon(read(), Notifier(os.environ), handed_over, read).serve())
     finally:
         lock.release()
     return 0
