@@ -21,7 +21,15 @@ from sbctl.config.origins import AiActionModel, ExternalProviderModel, OriginMod
 from sbctl.config.planes import foreign_names
 from sbctl.config.secrets import SecretSources, secret_ref
 
-__all__ = ["ExternalReader", "chained_provider", "check_externals", "external_providers", "is_chain", "key_file"]
+__all__ = [
+    "ExternalReader",
+    "chained_provider",
+    "check_externals",
+    "external_providers",
+    "is_chain",
+    "key_file",
+    "refuse_offline",
+]
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _FIELDS: Final = frozenset({*ExternalProviderModel.model_fields, "provider_type"})
@@ -101,6 +109,15 @@ def check_externals(report: Report, hostname: str, origin: OriginModel, view: Vi
             message = f'the external provider "{provider.name}" stands in for nothing'
             note = f"models: {', '.join(sorted(before)) or 'this origin has no managed provider before it'}"
             report.add("config.conflict", message, view.key_span((*path, "name")), notes=(note,))
+
+
+def refuse_offline(report: Report, origins: Mapping[str, OriginModel], view: View) -> None:
+    """A host that fetches nothing sends no prompts out either."""
+    for hostname, origin in origins.items():
+        for index, provider in external_providers(origin):
+            message = f'the host is offline (model_host.offline), and "{provider.name}" is outside'
+            span = view.key_span((hostname, "action", "providers", index, "base_url"))
+            report.add("config.conflict", message, span, notes=("leave the provider out, or offline",))
 
 
 def _check_address(report: Report, text: str, span: SourceSpan | None) -> None:

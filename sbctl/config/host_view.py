@@ -22,6 +22,7 @@ from sbctl.config.checks import check_origins, check_proxy_rules, managed_provid
 from sbctl.config.compiled import CompiledAdapter, CompiledDeployment
 from sbctl.config.diagnose import Report, report_expansion, validated
 from sbctl.config.document import ABSENT, Document, Path, child
+from sbctl.config.external import refuse_offline
 from sbctl.config.interpolate import Variables, expanded
 from sbctl.config.layers import Layer, View
 from sbctl.config.models import DeploymentModel, EngineModel, ProxyModel
@@ -104,6 +105,8 @@ class HostViewBuilder:
             origins_view,
             may_precede=proxy.model_host.authority == "admin_managed",
         )
+        if proxy.model_host.offline:
+            refuse_offline(self.report, origins, origins_view)
         has_https = proxy.https_bind_port is not None
         served = {name: origin for name, origin in origins.items() if managed_providers(origin)}
         check_force_ssl(self.report, served, origins_view, has_https=has_https, accepted=self.accepted)

@@ -31,7 +31,7 @@ __all__ = ["ExternalProviders", "Question"]
 
 _STALL_S: Final = 300.0
 """So long a provider may think without sending a byte."""
-_ACTION: Final = {400: "caller", 413: "caller", 422: "caller", 401: "key", 403: "key", 429: "limit"}
+_ACTION: Final = {400: "caller", 413: "caller", 422: "caller", 401: "key", 402: "key", 403: "key", 429: "limit"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,3 +122,8 @@ def test_the_model_of_the_host_is_asked_first(findings_of: Findings) -> None:
     found = findings_of(file(provider, first="", last=LOCAL))
     assert [each.code for each in found] == ["config.not_available"]
     assert "stands before the deployment" in found[0].message
+
+
+def test_a_host_that_is_offline_sends_no_prompts_out(findings_of: Findings) -> None:
+    text = file(f"{{{OTHER}, models: [chat]}}").replace("  model_host:\n", "  model_host:\n    offline: true\n")
+    assert [(each.code, "is outside" in each.message) for each in findings_of(text)] == [("config.conflict", True)]
