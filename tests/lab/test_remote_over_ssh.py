@@ -67,6 +67,7 @@ def test_a_fresh_host_tells_what_it_is(session: HostSession, host: LabHost) -> N
     assert snapshot.marker is None
     assert snapshot.paths is not None
     assert snapshot.paths.staging == "/var/lib/sbctl/staging"
+    assert host.ssh("command -v gcc cc g++ make pip pip3 uv", check=False) == "", "it needs none of them"
 
 
 def test_a_user_without_rights_has_paths_of_its_own(host: LabHost) -> None:
