@@ -16,9 +16,11 @@ from sbctl.views.layout import safe
 from sbctl.views.tables import Cell, render_fields
 
 __all__ = [
-    "Executed", "complaint_lines", "exec_body", "exec_exit_code", "exec_summary", "facts_body", "facts_text", "output_lines",
+    "NO_SUCH_PROGRAM", "Executed", "complaint_lines", "exec_body", "exec_exit_code", "exec_summary", "facts_body", "facts_text", "output_lines",
 ]  # fmt: skip
 
+NO_SUCH_PROGRAM: Final = 127
+"""How a login shell ends that finds no program of the name."""
 _LINE_MAX_CHARS: Final = 10_000
 
 

@@ -161,7 +161,14 @@ def exec_(
     from sbctl.cli.host_work import chosen_hosts, executed
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import complain_plain, note, print_json, print_plain
-    from sbctl.views.exec_views import complaint_lines, exec_body, exec_exit_code, exec_summary, output_lines
+    from sbctl.views.exec_views import (
+        NO_SUCH_PROGRAM,
+        complaint_lines,
+        exec_body,
+        exec_exit_code,
+        exec_summary,
+        output_lines,
+    )
 
     workspace = Workspace(file)
     connections = chosen_hosts(workspace, [pattern])
@@ -177,6 +184,8 @@ def exec_(
         print_json("host.exec", exec_body(argv, results))
     elif len(results) > 1:
         note(exec_summary(results))
+    if len(argv) == 1 and " " in argv[0] and any(each.exit_code == NO_SUCH_PROGRAM for each in results):
+        note("the quoted words were taken for the name of one program; leave out the quotes, or: -- sh -c '…'")
     return exec_exit_code(results)
 
 
