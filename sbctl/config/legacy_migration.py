@@ -65,7 +65,7 @@ def migrated(document: Document) -> Migrated | None:
             "migrate.refused",
             "the file cannot be rewritten without changing something else in it",
             place=document.path,
-            next_step="move the models by hand, as docs/migrating.md shows",
+            next_step="move the models by hand, as docs/authority.md shows",
         )
     return Migrated(text, tuple(result.deployments), tuple(problem.message for problem in result.problems))
 
