@@ -70,6 +70,7 @@ NOT_CODES: Final = re.compile(
     r"(?:started|stopped|activated|accepted|refused|cleared|changed|adopted|crashed|drained|resumed|installed|public_changed)"
     r"|artifact\.(?:list|prune)|enrollment\.(?:request|install|remove|ask)|runtime\.certificate"
     r"|weights\.(?:quarantined|collected)|certificate\.(?:public_changed|renewal_failed)"
+    r"|config\.(?:reload|taken|refused)|bundle\.accept|deployments\.replace|deployment\.(?:stopped|released)|audit\.verify"
     r"|models\.(?:list|show|pull|remove|prune|lock)"
     r"|(?:attention|general|shortconv|ssm|wkv)\.[a-z_]+|output\.weight|response\.[a-z]+|admin\.port"
     r"|(?:memory|cgroup|cpu|cpuacct)\.[a-z_]+|system\.slice|yaml\.cmake"

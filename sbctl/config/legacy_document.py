@@ -15,7 +15,6 @@ from sbctl.config.legacy_serve import lowered, serve_blocks
 __all__ = ["catalog_pull", "without_serve"]
 
 T = TypeVar("T")
-_HINT = "serve: on a provider is SBproxy's older way to host a model; sbctl migrate rewrites it, comments stay"
 
 
 def without_serve(report: Report, document: Document) -> Document:
@@ -30,7 +29,11 @@ def without_serve(report: Report, document: Document) -> Document:
             report.note(problem.code, problem.message, span)
         else:
             report.add(problem.code, problem.message, span, notes=(problem.remedy,) if problem.remedy else ())
-    report.note("config.legacy_serve", _HINT, document.key_span((*blocks[0], "serve")))
+    report.note(
+        "config.legacy_serve",
+        "serve: on a provider is SBproxy's older way to host a model; sbctl migrate rewrites it, comments stay",
+        document.key_span((*blocks[0], "serve")),
+    )
     lists = {path[:-1] for path in blocks}
     return replace(
         document,
