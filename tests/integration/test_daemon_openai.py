@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import signal
 import time
@@ -125,3 +127,36 @@ def test_a_file_by_hand_serves_and_takes_no_bundle(tmp_path: Path) -> None:
         assert "json.invalid" in served.log.read_text()
         assert (served.ask(model="q-model")[0], served.engine_pids()[0]) == (200, pid)
     assert not is_alive(pid)
+
+
+def test_the_admin_api_owns_the_deployments_where_it_is_told_to(tmp_path: Path) -> None:
+    """Over HTTP: seeded, read, compared and set, and there again after a restart."""
+    operator = Operator()
+    prepare_node(tmp_path, operator, admin_enabled=True, authority="admin_managed")
+    desired = content({"q": member(weights(tmp_path), engine_program(tmp_path))})
+
+    def ask(served: RuntimeProcess, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection(served.status()["admin_url"].removeprefix("http://"), timeout=60)
+        credentials = base64.b64encode(b"admin:correct horse").decode()
+        headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    path = "/admin/model-host/deployments"
+    with running(tmp_path) as served:
+        assert served.apply(operator.bundle(desired, 1), None)["result"]["revision"] == 1
+        status, shown = ask(served, "GET", path)
+        assert (status, shown["revision"], shown["read_only"]) == (200, 1, False)
+        wanted = {**shown["deployments"], "r": {**shown["deployments"]["q"], "warm": False}}
+        assert ask(served, "PUT", path, {"expected_revision": None, "deployments": wanted})[0] == 409
+        status, answer = ask(served, "PUT", path, {"expected_revision": 1, "deployments": wanted})
+        assert (status, answer["revision"], answer["plan"]["added"]) == (200, 2, ["r"])
+        assert ask(served, "POST", "/admin/reload", {})[1]["code"] == "authority_read_only"
+    with running(tmp_path) as served:
+        served.await_state("q", "ready")
+        assert sorted(row["deployment"] for row in served.status()["deployments"]) == ["q", "r"]
+        assert served.status()["bundle"]["deployments_revision"] == 2
