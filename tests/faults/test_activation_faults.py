@@ -13,6 +13,7 @@ import pytest
 
 from sbctl.base import fs
 from sbctl.base.errors import HostError, SbctlError
+from sbctl.runtime.nodeops.side_units import ENROLLMENT_UNIT
 from sbctl.runtime.nodeops.units import UNIT_NAME
 from tests.simulators.activation_world import ActivationWorld, Died, strike_at
 from tests.simulators.state_world import fast_directory
@@ -222,6 +223,20 @@ def test_the_version_before_is_kept_and_older_ones_go(make: Callable[[], Activat
     assert sorted(world.paths.opt.glob("0.*")) == [world.paths.version(NEW), world.paths.version("0.3.0")]
     world.activate("0.3.0", max_parallel_prepares=4)
     assert sorted(world.paths.opt.glob("0.*")) == [world.paths.version(NEW), world.paths.version("0.3.0")]
+
+
+def test_a_version_that_the_enrollment_server_still_begins_stays(make: Callable[[], ActivationWorld]) -> None:
+    world = make()
+    unit = world.systemd.directory / ENROLLMENT_UNIT
+    unit.write_text(f"[Service]\nExecStart={world.paths.version(OLD)}/bin/python -I -m sbctl.runtime.main authority\n")
+    world.activate(NEW)
+    world.install("0.3.0")
+    world.activate("0.3.0")
+    assert world.paths.version(OLD).is_dir()
+    unit.unlink()
+    world.install("0.4.0")
+    world.activate("0.4.0")
+    assert sorted(world.paths.opt.glob("0.*")) == [world.paths.version("0.3.0"), world.paths.version("0.4.0")]
 
 
 def test_an_activation_with_nothing_to_do_asks_systemd_nothing(make: Callable[[], ActivationWorld]) -> None:

@@ -24,7 +24,14 @@ from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage
-from sbctl.runtime.nodeops.side_units import install_units, installed_units, remove_units, render, system_of_root
+from sbctl.runtime.nodeops.side_units import (
+    ENROLLMENT_UNIT,
+    install_units,
+    installed_units,
+    remove_units,
+    render,
+    system_of_root,
+)
 from sbctl.runtime.nodeops.snapshot import host_facts
 from sbctl.runtime.nodeops.units import units_digest
 from sbctl.trust.authority_directory import AuthoritySettings
@@ -37,7 +44,6 @@ from sbctl.trust.keys import SigningKey
 from sbctl.trust.revocation import open_revocations
 
 __all__ = [
-    "ENROLLMENT_UNIT",
     "ask_enrollment",
     "enrollment_state",
     "install_enrollment",
@@ -47,7 +53,6 @@ __all__ = [
     "restart_server",
 ]
 
-ENROLLMENT_UNIT: Final = "sbctl-enrollment.service"
 _NAME: Final = "sbctl-enrollment"
 _STATES: Final = (Path("/var/lib") / _NAME, Path("/var/lib/private") / _NAME)
 _CONTROL: Final = Path("/run") / _NAME / "control.sock"

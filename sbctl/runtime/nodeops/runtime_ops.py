@@ -46,6 +46,7 @@ from sbctl.runtime.nodeops.running import (
     stamp_path,
     stored_stamp,
 )
+from sbctl.runtime.nodeops.side_units import ENROLLMENT_UNIT, RENEWAL_UNITS, installed_units
 from sbctl.runtime.nodeops.snapshot import cache_root, host_facts, stored_config
 from sbctl.runtime.nodeops.tls_handover import hand_over, tend_watch
 from sbctl.runtime.nodeops.units import GUARD_NAME, Units, render_units, socket_addresses, units_digest
@@ -137,7 +138,7 @@ def _activate_alone(context: NodeContext, params: RuntimeActivate, runtime: Loca
     _tend_public_tls(runtime, params)
     _forget_secrets(paths, params.config)
     if former not in (None, params.version):
-        _prune(paths, kept={params.version, former})
+        _prune(runtime, kept={params.version, former})
     sweep_pythons(paths)
     return {
         "pid": running.get("pid"),
@@ -379,8 +380,17 @@ def _tell(context: NodeContext, note: str) -> None:
         context.report(0, None, note)
 
 
-def _prune(paths: NodePaths, *, kept: set[str | None]) -> None:
-    """Versions that were neither proved now nor ran before; not the one that this process runs from."""
-    for version in installed_versions(paths):
-        if version not in kept and paths.version(version) != Path(sys.prefix):
-            fs.remove_tree(paths.version(version))
+def _prune(runtime: LocalRuntime, *, kept: set[str | None]) -> None:
+    """Versions that were neither proved now nor ran before; not the one that this process runs from, and none that a unit still begins."""
+    for version in installed_versions(runtime.paths):
+        place = runtime.paths.version(version)
+        if version not in kept and place != Path(sys.prefix) and not _begins_a_unit(place, runtime):
+            fs.remove_tree(place)
+
+
+def _begins_a_unit(place: Path, runtime: LocalRuntime) -> bool:
+    """The enrollment server, or a renewal, whose own resource was not brought along (`--target runtime.H`)."""
+    if runtime.systemd is None:
+        return False
+    units = installed_units(runtime.systemd, (ENROLLMENT_UNIT, *RENEWAL_UNITS))
+    return any(f"{place}/".encode() in text for text in units.values())

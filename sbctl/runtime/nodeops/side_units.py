@@ -20,9 +20,19 @@ from sbctl.base.resources import data_path
 from sbctl.node.paths import PREFIX_VARIABLE
 from sbctl.runtime.nodeops.units import Systemd, Units, unit_value
 
-__all__ = ["RENEWAL_UNITS", "SYSTEM", "install_units", "installed_units", "remove_units", "render", "system_of_root"]
+__all__ = [
+    "ENROLLMENT_UNIT",
+    "RENEWAL_UNITS",
+    "SYSTEM",
+    "install_units",
+    "installed_units",
+    "remove_units",
+    "render",
+    "system_of_root",
+]
 
 SYSTEM: Final = Systemd("system", Path("/etc/systemd/system"), {})
+ENROLLMENT_UNIT: Final = "sbctl-enrollment.service"
 RENEWAL_UNITS: Final = ("sbctl-identity-renewal.timer", "sbctl-identity-renewal.service")
 _RUNNING: Final = Path("/run/systemd/system")
 
