@@ -41,7 +41,7 @@ _NETWORK: Final = frozenset(
 _LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _TOGETHER: Final = (
-    "lower max_context or max_concurrency of one, set kv_quant: int8, or move one to another host (required_labels)"
+    "unset warm of one, lower its max_context or max_concurrency, set kv_quant: int8, or move it to another host (required_labels)"
 )
 _DRIVER_COMMANDS: Final = {
     "debian": "enable contrib and non-free, then: apt-get install linux-headers-amd64 nvidia-driver firmware-misc-nonfree; reboot",

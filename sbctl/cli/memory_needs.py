@@ -2,12 +2,15 @@
 
 A figure of an estimate or of an observation gets the safety margin of the model host on top; one that the operator wrote, and the catalog's,
 stand as they are. Deployments that compute on the processor share the host's memory; so do the host's parts of those on devices.
+
+What is warm stays loaded, so all of that must fit at once. The others are loaded on demand and take turns (`runtime.residency`), so each of
+them must fit beside what is warm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sbctl.artifacts.formats.shape import ModelShape
@@ -38,7 +41,10 @@ def usable_bytes(snapshot: NodeSnapshot) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentNeed:
-    """One deployment on one host. `figure` is of one replica; the others are of all, with the margin."""
+    """One deployment on one host. `figure` is of one replica; the others are of all, with the margin.
+
+    What is usable for one that is loaded on demand is what its warm neighbours leave.
+    """
 
     deployment: CompiledDeployment
     figure: Figure
@@ -48,6 +54,7 @@ class DeploymentNeed:
     usable_device_bytes: int
     shape: ModelShape | None
     safety_margin: float
+    has_warm_neighbours: bool = False
 
     @property
     def short_bytes(self) -> int:
@@ -58,7 +65,8 @@ class DeploymentNeed:
     def said(self) -> str:
         facts, figure, replicas = self.deployment.artifact, self.figure, self.deployment.model.replicas
         each = f" ({format_bytes(figure.total_bytes)} a replica)" if replicas > 1 else ""
-        usable = f"{format_bytes(self.usable_host_bytes)} may be used here"
+        beside = " beside what is warm" if self.has_warm_neighbours else ""
+        usable = f"{format_bytes(self.usable_host_bytes)} may be used here{beside}"
         if self.device_bytes:
             usable = f"{format_bytes(self.usable_device_bytes)} of devices and {usable}"
         short = f", {format_bytes(self.short_bytes)} short" if self.short_bytes else ""
@@ -90,30 +98,44 @@ class HostNeeds:
     usable_device_bytes: int
 
     @property
+    def warm(self) -> tuple[DeploymentNeed, ...]:
+        return tuple(need for need in self.deployments if need.deployment.model.warm)
+
+    @property
     def host_bytes(self) -> int:
         return sum(need.host_bytes for need in self.deployments)
 
     @property
-    def device_bytes(self) -> int:
-        return sum(need.device_bytes for need in self.deployments)
+    def warm_host_bytes(self) -> int:
+        return sum(need.host_bytes for need in self.warm)
+
+    @property
+    def warm_device_bytes(self) -> int:
+        return sum(need.device_bytes for need in self.warm)
 
     @property
     def short_bytes(self) -> int:
-        """What is lacking for all of them at once."""
-        return max(0, self.host_bytes - self.usable_host_bytes, self.device_bytes - self.usable_device_bytes)
+        """What is lacking for all that stays loaded, or for one of the others beside it."""
+        return max(
+            0,
+            self.warm_host_bytes - self.usable_host_bytes,
+            self.warm_device_bytes - self.usable_device_bytes,
+            *(need.short_bytes for need in self.deployments),
+        )
 
     @property
     def said(self) -> str:
         short = f", {format_bytes(self.short_bytes)} short" if self.short_bytes else ""
         on_devices = (
-            f" and {format_bytes(self.device_bytes)} of {format_bytes(self.usable_device_bytes)} on devices"
-            if self.device_bytes
+            f" and {format_bytes(self.warm_device_bytes)} of {format_bytes(self.usable_device_bytes)} on devices"
+            if self.warm_device_bytes
             else ""
         )
-        many = plural(len(self.deployments), "deployment")
+        warm, others = len(self.warm), len(self.deployments) - len(self.warm)
+        turns = f", in turns with {others} on demand" if others else ""
         return (
-            f"all {many} need {format_bytes(self.host_bytes)}{on_devices}; "
-            f"{format_bytes(self.usable_host_bytes)} may be used here{short}"
+            f"{plural(warm, 'warm deployment')} at once {'needs' if warm == 1 else 'need'} "
+            f"{format_bytes(self.warm_host_bytes)}{on_devices}; {format_bytes(self.usable_host_bytes)} may be used here{turns}{short}"
         )
 
     def of(self, deployment: str) -> DeploymentNeed | None:
@@ -139,7 +161,21 @@ def needs_of(host: CompiledHost, snapshot: NodeSnapshot) -> HostNeeds:
         )
         on_host, on_device = _with_margin(figure, deployment, margin)
         found.append(DeploymentNeed(deployment, figure, on_host, on_device, usable, devices, shape, margin))
-    return HostNeeds(host.name, tuple(found), usable, devices)
+    return _beside_warm(HostNeeds(host.name, tuple(found), usable, devices))
+
+
+def _beside_warm(needs: HostNeeds) -> HostNeeds:
+    on_host = max(0, needs.usable_host_bytes - needs.warm_host_bytes)
+    on_device = max(0, needs.usable_device_bytes - needs.warm_device_bytes)
+    if not needs.warm:
+        return needs
+    told = (
+        need
+        if need.deployment.model.warm
+        else replace(need, usable_host_bytes=on_host, usable_device_bytes=on_device, has_warm_neighbours=True)
+        for need in needs.deployments
+    )
+    return replace(needs, deployments=tuple(told))
 
 
 def _shape(deployment: CompiledDeployment, cached: Mapping[str, ModelShape]) -> ModelShape | None:

@@ -55,7 +55,9 @@ def _both(change: Change, needs: HostNeeds, snapshot: NodeSnapshot) -> Iterator[
     """While the new replica is proven the old one still has its memory."""
     state = next((one for one in snapshot.deployments if one.deployment == change.address.name), None)
     held = 0 if state is None else max((replica.memory_bytes or 0 for replica in state.replicas), default=0)
-    short = needs.host_bytes + held - needs.usable_host_bytes
+    need = needs.of(change.address.name or "")
+    new = 0 if need is None or need.deployment.model.warm else need.host_bytes
+    short = needs.warm_host_bytes + new + held - needs.usable_host_bytes
     if held and not needs.short_bytes and short > 0:
         yield f"old and new together are {format_bytes(short)} more than may be used here; rollout: recreate stops the old one first"
 
@@ -77,6 +79,6 @@ def _unfit(needs: HostNeeds) -> Iterator[str]:
         yield f"{needs.host} cannot hold {need.deployment.id}: {need.said}; {need.remedy()}"
     if needs.short_bytes and not short:
         yield (
-            f"{needs.host} cannot hold all at once: {needs.said}; lower max_context or max_concurrency of one, set kv_quant: int8, "
-            "or move one to another host (required_labels)"
+            f"{needs.host} cannot hold all that is warm: {needs.said}; unset warm of one, lower its max_context or max_concurrency, "
+            "set kv_quant: int8, or move it to another host (required_labels)"
         )

@@ -101,11 +101,24 @@ def test_a_figure_of_the_operator_is_held_against_the_host_too(tmp_path: Path) -
 
 
 def test_each_fits_and_both_together_do_not(tmp_path: Path) -> None:
-    two = config(tmp_path, "model: qwen3-8b, max_context: 4096", "model: qwen3-8b, max_context: 2048")
+    two = config(
+        tmp_path, "model: qwen3-8b, max_context: 4096, warm: true", "model: qwen3-8b, max_context: 2048, warm: true"
+    )
     needs = needs_of(two.hosts["local"], told(12))
     assert [need.short_bytes for need in needs.deployments] == [0, 0]
     assert needs.short_bytes == needs.host_bytes - needs.usable_host_bytes > 0
-    assert "all 2 deployments need" in needs.said
+    assert "2 warm deployments at once need" in needs.said
+
+
+def test_what_is_loaded_on_demand_takes_turns_and_each_must_fit_beside_what_is_warm(tmp_path: Path) -> None:
+    cold = "model: qwen3-8b, max_context: 2048"
+    two = needs_of(config(tmp_path, cold, cold).hosts["local"], told(12))
+    assert (two.short_bytes, [need.short_bytes for need in two.deployments]) == (0, [0, 0])
+    beside = needs_of(config(tmp_path, f"{cold}, warm: true", cold).hosts["local"], told(12))
+    warm, other = beside.deployments
+    assert (beside.short_bytes, warm.short_bytes) == (other.short_bytes, 0)
+    assert other.short_bytes == other.host_bytes - (warm.usable_host_bytes - warm.host_bytes) > 0
+    assert "may be used here beside what is warm" in other.said
 
 
 def test_replicas_count_each(tmp_path: Path) -> None:
@@ -265,6 +278,8 @@ def test_a_plan_says_when_old_and_new_together_are_too_much(tmp_path: Path) -> N
 
 
 def test_a_plan_names_a_host_that_cannot_hold_all_at_once(tmp_path: Path) -> None:
-    two = config(tmp_path, "model: qwen3-8b, max_context: 4096", "model: qwen3-8b, max_context: 2048")
+    two = config(
+        tmp_path, "model: qwen3-8b, max_context: 4096, warm: true", "model: qwen3-8b, max_context: 2048, warm: true"
+    )
     (sentence,) = _plan(two, told(12)).unfit
-    assert sentence.startswith("local cannot hold all at once: all 2 deployments need")
+    assert sentence.startswith("local cannot hold all that is warm: 2 warm deployments at once need")
