@@ -157,6 +157,12 @@ class Comparison:
             return self.forgotten(UNMANAGED)
         return self.change("no-op", UNMANAGED)
 
+    def kept_for_api(self) -> Change | None:
+        """For an engine or weights that sb.yml does not name any more: what the admin API serves may need them. None where sb.yml decides."""
+        if self.desired is not None or self.context.mode == "destroy" or not self.is_admin_managed:
+            return None
+        return self.change("no-op", "kept: what the admin API of its host serves may need it")
+
     @property
     def is_admin_managed(self) -> bool:
         """Whether the admin API goes on owning the deployments of this host: it has some, and sb.yml leaves them to it."""

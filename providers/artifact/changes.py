@@ -30,7 +30,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if observed.status == "unreachable":
         return comparison.unreachable()
     if desired is None:
-        return comparison.held_by_others() or _removed(comparison)
+        return comparison.kept_for_api() or comparison.held_by_others() or _removed(comparison)
     return _wanted(comparison, desired)
 
 

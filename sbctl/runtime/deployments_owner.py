@@ -46,7 +46,18 @@ class DeploymentsOwner:
 
     def wanted(self, content: BundleContent) -> BundleContent:
         """What should run when a bundle says `content`."""
-        return content if self.owned is None else _with(content, self.owned.deployments)
+        return content if self.owned is None else _with(content, self.built(content, self.owned.deployments))
+
+    def built(self, content: BundleContent, deployments: Mapping[str, DeploymentMember]) -> dict[str, DeploymentMember]:
+        """The API's deployments on the engine builds that sb.yml gives this host: those are an apply's to exchange."""
+        offered = content.deployments
+        by_engine = {member.engine.engine: member.engine for member in reversed(tuple(offered.values()))}
+        found = {}
+        for name, member in deployments.items():
+            same = offered.get(name)
+            engine = same.engine if same is not None else by_engine.get(member.engine.engine, member.engine)
+            found[name] = member if engine == member.engine else member.model_copy(update={"engine": engine})
+        return found
 
     async def accept(self, verified: VerifiedBundle, envelope: str) -> None:
         """Raises SbctlError `store_failed`: nothing changed."""

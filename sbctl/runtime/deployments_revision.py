@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -12,7 +13,10 @@ from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.errors import RefusedError
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["DeploymentsRevision", "check_expected", "revision_from"]
+__all__ = ["DEPLOYMENTS_COPY", "DeploymentsRevision", "check_expected", "members_of", "revision_from"]
+
+DEPLOYMENTS_COPY: Final = "deployments.json"
+"""Beside the copy of the bundle: the document, for who must know what this host needs while no runtime answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,18 @@ class DeploymentsRevision:
 def revision_from(row: Sequence[object]) -> DeploymentsRevision | None:
     """None for a row whose document does not have its digest or is none of ours."""
     revision, digest, text = int(str(row[0])), str(row[1]), str(row[2])
-    if sha256_bytes(text.encode()) != digest:
-        return None
+    members = members_of(text) if sha256_bytes(text.encode()) == digest else None
+    return None if members is None else DeploymentsRevision(revision, digest, members)
+
+
+def members_of(text: str) -> dict[str, DeploymentMember] | None:
+    """A document's deployments; None for what is none of ours."""
     try:
-        members = {
+        return {
             name: DeploymentMember.model_validate_json(json.dumps(member)) for name, member in json.loads(text).items()
         }
     except (ValueError, ValidationError, AttributeError):
         return None
-    return DeploymentsRevision(revision, digest, members)
 
 
 def check_expected(expected: int | None, actual: int | None) -> None:

@@ -156,6 +156,9 @@ class Reconciler:
         and storing raise, nothing changed then; SbctlError `runtime_commit_failed` when it is stored and did not come to run.
         """
         async with self._lock:
+            content = None if self._accepted is None else self._accepted.payload.content
+            if content is not None:
+                deployments = self._owner.built(content, deployments)
             delta = Delta.of(self.generations, deployments)
             content = None if self._accepted is None else self._accepted.payload.content
             new, report = await self._owner.replace(

@@ -22,7 +22,7 @@ from sbctl.base.fs import read_bounded, remove_file, write_atomic
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.audit import AUDIT_TABLES, AuditEntry, append_audit
-from sbctl.runtime.deployments_revision import DeploymentsRevision, check_expected, revision_from
+from sbctl.runtime.deployments_revision import DEPLOYMENTS_COPY, DeploymentsRevision, check_expected, revision_from
 from sbctl.runtime.log import get_log
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, content_digest
 from sbctl.trust.envelope import unverified_payload
@@ -175,6 +175,7 @@ class RuntimeStore:
             else:
                 _seed(db, verified.payload.content.deployments)
         self._renew_copy(envelope.encode())
+        self._renew_deployments_copy()
 
     def admin_deployments(self) -> DeploymentsRevision | None:
         """What the admin API's store holds; None before the first write. Raises StateError `runtime.state_damaged`."""
@@ -190,6 +191,7 @@ class RuntimeStore:
         """Into an empty store only. Raises SbctlError `store_failed`."""
         with self._transaction() as db:
             _seed(db, seeds)
+        self._renew_deployments_copy()
 
     def replace_admin_deployments(
         self,
@@ -211,6 +213,7 @@ class RuntimeStore:
             db.execute("INSERT OR REPLACE INTO admin_deployments VALUES (1, ?, ?, ?)", new.row)
             stopped = [str(found[0]) for found in db.execute("SELECT deployment FROM stopped")]
             db.executemany("DELETE FROM stopped WHERE deployment=?", [(n,) for n in stopped if n not in keep_stopped])
+        self._renew_deployments_copy()
         return new
 
     def forget_bundle(self) -> None:
@@ -249,6 +252,18 @@ class RuntimeStore:
             write_atomic(self._copy, envelope)
         except SbctlError as error:
             get_log("store").warning("the bundle's copy was not written", error=str(error))
+
+    def _renew_deployments_copy(self) -> None:
+        """As `_renew_copy`; no deployments of the admin API, no file."""
+        path = self._copy.with_name(DEPLOYMENTS_COPY)
+        row = self._row("SELECT document FROM admin_deployments")
+        try:
+            if row is None:
+                remove_file(path)
+            else:
+                write_atomic(path, str(row[0]).encode())
+        except SbctlError as error:
+            get_log("store").warning("the copy of the deployments was not written", error=str(error))
 
     def stopped(self) -> frozenset[str]:
         """Deployments that an operator stopped and nobody started again."""

@@ -41,6 +41,23 @@ def test_deployments_seed_an_empty_store_and_are_unmanaged_then(world: ProviderW
     assert {change.reason for change in world.plan().changes if change.address.kind == "deployment"} == {UNMANAGED}
 
 
+def test_weights_and_engines_that_the_api_may_need_are_kept_until_it_owns_nothing(world: ProviderWorld) -> None:
+    world.configure(OWNED)
+    world.apply()
+    held = set(world.host().artifacts)
+    world.configure(EMPTY)
+    assert set(world.rows()) <= {"bundle.local", "deployment.local/chat", "origin.local/localhost"}
+    world.apply()
+    assert world.settled()
+    assert set(world.host().artifacts) == held
+    world.configure(EMPTY.replace("admin_managed", "file_managed"))
+    assert {"engine.local/llama_cpp", "artifact.local/smollm2-135m-instruct:q4_1"} <= set(world.rows())
+    world.apply()
+    world.apply()
+    assert world.settled()
+    assert not world.host().artifacts
+
+
 def test_what_the_api_changed_is_no_drift(world: ProviderWorld) -> None:
     world.configure(OWNED)
     world.apply()

@@ -13,6 +13,7 @@ from sbctl.base.errors import ArtifactError, EngineError, InputError, RefusedErr
 from sbctl.catalog.loader import builtin_catalog
 from sbctl.runtime.admin_deployments import asked_deployments, shown_deployment
 from sbctl.runtime.admin_desired import AdminDesired, refusal
+from sbctl.runtime.assigned import assigned_artifacts
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.store import RuntimeStore
@@ -93,6 +94,36 @@ def test_the_first_bundle_seeds_the_store_and_later_ones_leave_it(tmp_path: Path
         answer = await node.put(1, q={"model": "tiny", "warm": True}, o={"model": "other", "warm": True})
         assert (answer["status"], answer["revision"], answer["plan"]["added"]) == (200, 2, ["o"])
         assert node.states() == {"o": "ready", "q": "ready"}
+
+    _run(tmp_path, scenario)
+
+
+def test_weights_that_the_api_needs_are_assigned_also_while_no_runtime_answers(
+    tmp_path: Path, make_member: MakeMember
+) -> None:
+    async def scenario(start: Callable[..., _Node]) -> None:
+        node = start()
+        await node.apply(1, {"q": make_member(), "p": make_member("other")})
+        await node.apply(2, {"q": make_member()})
+        assert sorted((assigned_artifacts(tmp_path / "bundle.json") or {}).values()) == [("p",), ("q",)]
+        shown = node.admin.shown()["deployments"]
+        await node.put(1, p=shown["p"], again=shown["p"])
+        assert sorted((assigned_artifacts(tmp_path / "bundle.json") or {}).values()) == [("again", "p"), ("q",)]
+        (tmp_path / "deployments.json").write_text("[")
+        assert assigned_artifacts(tmp_path / "bundle.json") is None
+
+    _run(tmp_path, scenario)
+
+
+def test_engine_builds_are_those_of_the_file(tmp_path: Path, make_member: MakeMember) -> None:
+    async def scenario(start: Callable[..., _Node]) -> None:
+        node = start()
+        await node.apply(1, {"q": make_member()})
+        await node.put(1, r={"model": "tiny", "warm": True})
+        await node.apply(2, {"q": make_member(program="/newer")})
+        assert node.reconciler.generations["r"].member.engine.path == "/newer"
+        assert node.states() == {"r": "ready"}
+        assert (await node.put(2, **node.admin.shown()["deployments"]))["plan"]["preserved"] == ["r"]
 
     _run(tmp_path, scenario)
 
