@@ -160,7 +160,6 @@ class Reconciler:
             if content is not None:
                 deployments = self._owner.built(content, deployments)
             delta = Delta.of(self.generations, deployments)
-            content = None if self._accepted is None else self._accepted.payload.content
             new, report = await self._owner.replace(
                 content,
                 deployments,
