@@ -62,7 +62,8 @@ def test_nonsense_is_an_error_with_a_name(context: NodeContext, runtime: Any, li
 
 
 def test_actions_and_clearing(context: NodeContext, runtime: Any) -> None:
-    runtime.answers["POST", "/control/v1/deployments/chat/stop"] = (200, [{"deployment": "chat", "state": "stopped"}])
+    stopped = {"result": {"deployment": "chat", "state": "stopped"}}
+    runtime.answers["POST", "/control/v1/deployments/chat/stop"] = (200, [{"progress": {"done": 0}}, stopped])
     runtime.answers["DELETE", "/control/v1/bundle"] = (200, [{}])
     asked = DeploymentAction(deployment="chat", action="stop")
     assert act_on_deployment(context, asked)["state"] == "stopped"

@@ -15,7 +15,7 @@ def test_deployments_that_run_from_a_replaced_home_are_restarted_one_by_one(cont
     asked = [
         ("POST", f"/control/v1/deployments/{name}/{action}") for name in ("also", "chat") for action in ("stop", "load")
     ]
-    runtime.answers |= {each: (200, [{"id": "any"}]) for each in asked}
+    runtime.answers |= {each: (200, [{"result": {"id": "any"}}]) for each in asked}
     home = context.paths.engines / "llama_cpp" / "1.0"
     (home / "bin").mkdir(parents=True)
     program = str(shutil.copy(shutil.which("sleep") or "/bin/sleep", home / "bin" / "python"))
