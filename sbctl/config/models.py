@@ -134,7 +134,8 @@ class DeploymentModel(Block):
     )
     warm: bool = Field(default=False, description="Start the engine before the new revision becomes active.")
     cold_start: Literal["wait", "reject", "fallback"] | None = Field(
-        default=None, description="What a request meets when no replica is ready. Unset: wait."
+        default=None,
+        description="What a request meets when no replica is ready: wait for the load, reject (503, nothing starts), or fallback (the next provider of a fallback_chain, else 503; it loads meanwhile). Unset: wait.",
     )
     keep_alive_secs: Annotated[int, Field(ge=1, le=_YEAR_S)] | None = Field(
         default=None, description="Seconds without a request after which the engine is unloaded. Unset: never."
