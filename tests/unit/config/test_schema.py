@@ -161,7 +161,7 @@ DIFFERENTIAL: list[tuple[tuple[str | int, ...], Any, bool]] = [
     (("origins", "h", "action", "type"), "ai_prox", False),
     (("origins", "h", "action"), {"type": "static", "body": "x"}, True),
     (("origins", "h", "action", "providers", 0, "deployment"), "a b", False),
-    (("origins", "h", "action", "providers", 0), {"name": "openai", "api_key": "k"}, True),
+    (("origins", "h", "action", "providers", 0), {"name": "openai", "api_key": "env:K"}, True),
     (("origins", "h", "action", "providers", 0), {"name": "x", "provider_type": "managed_model"}, False),
     (("origins", "h", "action", "providers", 0), {"api_key": "k"}, False),
     (("origins", "a b"), {"action": {"type": "static"}}, False),
