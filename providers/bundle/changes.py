@@ -161,8 +161,8 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
     known = recorded.record.get("revision") if recorded is not None else None
     if known is not None and held is not None and held > known:
         notes.append(
-            f"the host holds revision {held} and the state remembers {known}: the state is older than the host, "
-            "or another operator applied from elsewhere"
+            f"the host holds revision {held} and the state remembers {known}: an apply was cut off before it heard the answer, "
+            "the state is older than the host, or another operator applied from elsewhere"
         )
     return tuple(notes)
 

@@ -29,14 +29,14 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if desired is None:
         return comparison.held_by_others() or _removed(comparison)
     if context.replace:
-        return _issued(comparison, desired, "replace", "asked for by --replace", _epoch_leaves(comparison))
+        return _issued(comparison, desired, "replace", "asked for by --replace", _epoch_leaves(comparison, desired))
     if recorded is None or observed.status != "present":
         gone = recorded is not None and bool(recorded.record)
         reason = "the identity is gone from the host" if gone else "a new identity"
         return _issued(comparison, desired, "create", reason, new_leaves(fields_for_reader(desired.spec)), drifted=gone)
     if not recorded.record:
         reason = "an identity was asked for before, and whether it arrived is unknown"
-        return _issued(comparison, desired, "update", reason, _epoch_leaves(comparison))
+        return _issued(comparison, desired, "update", reason, _epoch_leaves(comparison, desired))
     return _updated(comparison, desired, recorded)
 
 
@@ -48,7 +48,8 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
     around_drift = tuple(_surrounding_drift(comparison, recorded))
     due = _renewal_due(comparison, desired)
     if other or drift or due is not None:
-        leaves = (*other, *drift, *((due,) if due else ()), *around, *around_drift, *_epoch_leaves(comparison))
+        epoch = () if is_own(desired.spec) else _epoch_leaves(comparison, desired)
+        leaves = (*other, *drift, *((due,) if due else ()), *around, *around_drift, *epoch)
         reason = _reason(other, drift)
         return _issued(comparison, desired, "update", reason, leaves, drifted=bool(drift or around_drift))
     if around or around_drift:
@@ -125,9 +126,10 @@ def _renewal_due(comparison: Comparison, desired: Desired) -> Leaf | None:
     return Leaf("not_after", shown["not_after"], Unknown("when it is issued"), "half of its life is over")
 
 
-def _epoch_leaves(comparison: Comparison) -> tuple[Leaf, ...]:
+def _epoch_leaves(comparison: Comparison, desired: Desired) -> tuple[Leaf, ...]:
     epoch = _least_epoch(comparison)
-    return (Leaf("identity_epoch", epoch, Unknown("when it is issued")),) if epoch else ()
+    after = desired.spec["identity_epoch"] if is_own(desired.spec) else Unknown("when it is issued")
+    return (Leaf("identity_epoch", epoch, after),) if epoch else ()
 
 
 def _least_epoch(comparison: Comparison) -> int:

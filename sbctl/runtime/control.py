@@ -24,6 +24,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sbctl.base import strict_json
+from sbctl.base.defects import where_it_failed
 from sbctl.base.errors import HTTP_STATUS, InputError, SbctlError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.node.snapshot import DeploymentState
@@ -184,7 +185,11 @@ def _read(model: type[_Asked], body: bytes) -> _Asked:
 def _wire(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SbctlError):
         return error.to_wire()
-    return SbctlError("runtime.internal", f"the runtime failed unexpectedly: {type(error).__name__}: {error}").to_wire()
+    return SbctlError(
+        "runtime.internal",
+        f"the runtime failed unexpectedly: {where_it_failed(error)}: {error}",
+        next_step="report it with this message and what `sbctl logs` shows; the next apply reads the host before it acts",
+    ).to_wire()
 
 
 def _outcome(work: asyncio.Task[Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from sbctl import __version__
 from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.base.defects import where_it_failed
 from sbctl.base.errors import HostError, InputError, SbctlError, UsageError
 from sbctl.base.secret import Secret
 from sbctl.node.frames import read_frame, write_frame
@@ -103,7 +104,7 @@ class Dispatcher:
             import traceback
 
             traceback.print_exc(file=sys.stderr)
-            failure = HostError("node.internal", f"the node interface failed unexpectedly: {type(error).__name__}")
+            failure = HostError("node.internal", f"the node interface failed unexpectedly: {where_it_failed(error)}")
             self._send({"id": number, "error": failure.to_wire()})
         else:
             self._send({"id": number, "result": result})
