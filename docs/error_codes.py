@@ -15,6 +15,7 @@ from sbctl.base.errors import HTTP_STATUS, ExitCode, SbctlError
 HTTP_SENTENCES: Final = {
     "authority_unavailable": "the authority cannot issue an identity now; its log says why",
     "crash_loop": "the engine ended too often; reset the deployment once the cause is mended",
+    "csrf_missing": "a change with a session's cookie alone: send its token as X-CSRF-Token",
     "deployment_busy": "it has requests, and only what is idle is evicted",
     "deployment_healthy": "every replica is ready, so there is nothing to reset",
     "draining": "the model is being replaced or stopped",
@@ -25,6 +26,7 @@ HTTP_SENTENCES: Final = {
     "store_failed": "the runtime's database refused the write; nothing changed",
     "unknown_catalog_model": "no catalog that this host knows has the model; one of an operator's catalog comes with sbctl apply",
     "unknown_catalog_variant": "the model has no such variant",
+    "forbidden": "the account may read, and change nothing",
     "https_required": "the origin is served over https alone; a key that came in the clear should be replaced",
     "invalid_desired": "the desired state cannot be read",
     "invalid_request": "the request is not one that is passed on; the sentence names the field",
@@ -71,7 +73,7 @@ NOT_CODES: Final = re.compile(
     r"|artifact\.(?:list|prune)|enrollment\.(?:request|install|remove|ask)|runtime\.certificate"
     r"|weights\.(?:quarantined|collected)|certificate\.(?:public_changed|renewal_failed)"
     r"|config\.(?:reload|taken|refused)|bundle\.accept|deployments\.replace|deployment\.(?:stopped|released)|audit\.verify"
-    r"|models\.(?:list|show|pull|remove|prune|lock)"
+    r"|models\.(?:list|show|pull|remove|prune|lock|ps|load|stop|drain|reset)"
     r"|(?:attention|general|shortconv|ssm|wkv)\.[a-z_]+|output\.weight|response\.[a-z]+|admin\.port"
     r"|(?:memory|cgroup|cpu|cpuacct)\.[a-z_]+|system\.slice|yaml\.cmake"
     r"|(?:key|state|host|cluster|cluster\.token)\."

@@ -49,7 +49,9 @@ With `--format json` the same is an object with `code`, `message`, `place`, `nex
 _KINDS: Final = {Path: "FILE", int: "NUMBER", float: "NUMBER", str: "TEXT"}
 _GROUPS: Final = {
     "address": "Addresses of resources",
+    "admin": "Accounts of the admin API",
     "apply": "Carrying a plan out",
+    "audit": "What was changed on a host, and by whom",
     "artifact": "Weights, wheels and other files that are fetched",
     "bundle": "Signed desired state",
     "cache": "The cache of weights on a host",

@@ -13,7 +13,7 @@ from sbctl.base.ids import Address
 from sbctl.base.limits import GIB
 from sbctl.base.truths import Desired
 from sbctl.config.compiled import CompiledConfig, CompiledHost, CompiledTls, SecretRef
-from sbctl.node.messages import RuntimeConfig
+from sbctl.node.messages import AdminOperator, RuntimeConfig
 
 __all__ = ["certificate_fields", "desired", "fields_for_reader", "restored", "runtime_config"]
 
@@ -39,6 +39,11 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
         admin_bind=proxy.admin.bind,
         admin_port=proxy.admin.port,
         admin_username=proxy.admin.username,
+        admin_operators=tuple(
+            AdminOperator(username=one.username, password_hash=one.password_hash.get_secret_value(), role=one.role)
+            for one in proxy.admin.operators
+        ),
+        admin_rate_limit_per_minute=proxy.admin.rate_limit_per_minute,
         authority=model_host.authority,
         cache_directory=model_host.cache.directory,
         cache_budget_bytes=None if budget_gib is None else max(1, round(budget_gib * GIB)),

@@ -264,6 +264,8 @@ HTTP_STATUS = _HttpTable(
         "https_required": 403,
         "model_not_allowed": 403,
         "cross_site_refused": 403,
+        "csrf_missing": 403,
+        "forbidden": 403,
         "authority_read_only": 403,
         "unauthorized": 401,
         "enrollment_denied": 401,

@@ -14,7 +14,7 @@ MASK: Final = "(secret)"
 _TOKEN_RE: Final = re.compile(
     r"(?i)(bearer\s+|--(?:api-key|token|hf-token|password)[ =]|authorization:\s*\w+\s+|password[\"']?\s*[:=]\s*[\"']?)([^\s\"',]+)"
 )
-_KEY_RE: Final = re.compile(r"\b(sk-|hf_)[A-Za-z0-9_-]{8,}")
+_KEY_RE: Final = re.compile(r"(\bsk-|\bhf_|\$scrypt\$)[A-Za-z0-9_$=,+/-]{8,}")
 
 
 class Secret:

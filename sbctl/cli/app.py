@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from sbctl.cli.commands import (
+    admin,
     applying,
     auditing,
     bundles,
@@ -40,6 +41,7 @@ app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by on
 app.add_typer(cluster.app, name="cluster", help="The authority that gives hosts their identities.")
 replicas.register(models.app)
 app.add_typer(models.app, name="models", help="Weights in the catalog and in caches, and the replicas that serve them.")
+app.add_typer(admin.app, name="admin", help="Accounts of the admin API.")
 app.add_typer(auditing.app, name="audit", help="Who changed what on a host.")
 app.add_typer(keys.app, name="key", help="Who may sign what should run.")
 app.add_typer(catalog.app, name="catalog", help="An operator's own models, kept true to where they come from.")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Final
 
 from sbctl.base.field_types import is_loopback
+from sbctl.base.scrypt import SCRYPT_PATTERN
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
 from sbctl.config.fleet import FleetModel
 from sbctl.config.layers import View
 from sbctl.config.models import AdminModel, ProxyModel
-from sbctl.config.planes import accepts
 
 __all__ = ["check_cluster", "check_fleet", "check_proxy", "not_available"]
 
@@ -34,7 +35,7 @@ def check_cluster(report: Report, view: View) -> None:
         not_available(report, view, ("cluster",), sentence, remedy=remedy)
 
 
-def check_proxy(report: Report, proxy: ProxyModel, view: View, accepted: tuple[str, ...]) -> None:
+def check_proxy(report: Report, proxy: ProxyModel, view: View) -> None:
     """Refusals that follow from `proxy` alone; engines are refused where a deployment uses one."""
     if proxy.model_host.authority == "cluster_authority":
         sentence = f"authority: {proxy.model_host.authority} is not in this version of sbctl"
@@ -43,7 +44,7 @@ def check_proxy(report: Report, proxy: ProxyModel, view: View, accepted: tuple[s
         )
     if proxy.model_host.authority == "admin_managed":
         _check_admin_managed(report, proxy, view)
-    _check_admin(report, proxy.admin, view, accepted)
+    _check_admin(report, proxy.admin, view)
 
 
 def _check_admin_managed(report: Report, proxy: ProxyModel, view: View) -> None:
@@ -61,16 +62,16 @@ def _check_admin_managed(report: Report, proxy: ProxyModel, view: View) -> None:
         report.note("config.no_effect", message, view.key_span(("model_host", "store_path")))
 
 
-def _check_admin(report: Report, admin: AdminModel, view: View, accepted: tuple[str, ...]) -> None:
+def _check_admin(report: Report, admin: AdminModel, view: View) -> None:
     def refuse(name: str, sentence: str) -> None:
-        remedy = "the admin API listens on loopback with one account; reach it through ssh -L"
+        remedy = "the admin API listens on loopback; reach it through ssh -L"
         not_available(report, view, ("admin", name), sentence, remedy=remedy)
 
     if not is_loopback(admin.bind):
         refuse("bind", "an admin API off loopback is not in this version of sbctl")
     if any(not _stays_on_loopback(entry) for entry in admin.allow_ips):
         refuse("allow_ips", "admin callers from other machines are not in this version of sbctl")
-    for name in ("tls", "cors_origins", "operators"):
+    for name in ("tls", "cors_origins"):
         if getattr(admin, name):
             refuse(name, f"admin.{name} is not in this version of sbctl")
     written = admin.model_fields_set
@@ -81,14 +82,23 @@ def _check_admin(report: Report, admin: AdminModel, view: View, accepted: tuple[
                 f"proxy.admin.{name} is kept, and not managed by sbctl",
                 view.key_span(("admin", name)),
             )
-    limit = "rate_limit_per_minute"
-    if limit in written and not accepts(accepted, f"proxy.admin.{limit}"):
-        report.add(
-            "config.unenforced",
-            f"proxy.admin.{limit} restricts access, and sbctl does not enforce it yet",
-            view.key_span(("admin", limit)),
-            notes=(f'remove it, or accept that with fleet.accept_unenforced: ["proxy.admin.{limit}"]',),
-        )
+    names = [admin.username]
+    for index, operator in enumerate(admin.operators):
+        where = ("admin", "operators", index)
+        if operator.username in names:
+            message = f'there are two admin accounts called "{operator.username}"'
+            report.add("config.conflict", message, view.value_span((*where, "username")))
+        names.append(operator.username)
+        if not re.fullmatch(SCRYPT_PATTERN, operator.password_hash.get_secret_value()):
+            report.add(
+                "config.bad_value",
+                "password_hash is not one of scrypt: other hashes can be guessed offline",
+                view.value_span((*where, "password_hash")),
+                notes=("sbctl admin hash-password makes one",),
+            )
+        if operator.tenant is not None:
+            sentence = "admin.operators.tenant is not in this version of sbctl"
+            not_available(report, view, where, sentence, remedy="leave tenant out: a role says what an operator may do")
 
 
 def _stays_on_loopback(entry: str) -> bool:

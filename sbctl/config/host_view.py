@@ -95,7 +95,7 @@ class HostViewBuilder:
         if proxy is None:
             return None
         catalog = self._catalog(proxy, view)
-        check_proxy(self.report, proxy, view, self.accepted)
+        check_proxy(self.report, proxy, view)
         check_proxy_rules(self.report, proxy, view)
         deployments = self._deployments(proxy, view, catalog)
         check_origins(

@@ -193,7 +193,10 @@ class ModelHostModel(Block):
     authority: Literal["file_managed", "admin_managed", "cluster_authority"] = Field(
         default="file_managed", description="Who owns the deployments: this file, the node's admin API, or a cluster."
     )
-    store_path: FilePath | None = Field(default=None, description="Where an admin-managed node keeps its deployments.")
+    store_path: FilePath | None = Field(
+        default=None,
+        description="SBproxy's file of an admin-managed node. Kept, and not used: the deployments are in the runtime's database.",
+    )
     catalog_file: FilePath | None = Field(
         default=None,
         description="A catalog of your own (YAML, schema_version 2), added to the built-in one. Relative to the directory of sb.yml.",
@@ -232,7 +235,7 @@ class OperatorModel(Block):
     noun: ClassVar[str] = "an admin operator"
 
     username: PlainText = Field(description="Name in the audit log.")
-    password_hash: SecretStr = Field(description="Password hash.")
+    password_hash: SecretStr = Field(description="Hash of the password by scrypt, as sbctl admin hash-password prints it.")
     role: Literal["read_only", "admin"] = Field(default="admin", description="What the operator may do.")
     tenant: PlainText | None = Field(default=None, description="Tenant that the operator belongs to.")
 
@@ -243,7 +246,7 @@ class AdminModel(Block):
     enabled: bool = Field(default=False, description="Serve the admin API of the runtime.")
     bind: IpAddress = Field(default="127.0.0.1", description="Address of the admin API. Loopback only in this version.")
     port: Port = Field(default=9090, description="Port of the admin API.")
-    username: PlainText = Field(default="admin", description="Name of the one admin account.")
+    username: PlainText = Field(default="admin", description="Name of the main admin account.")
     password: SecretStr | None = Field(
         default=None,
         description="Its password, best as a reference (secret:, env:, file:, exec:, node-file:). Unset: generated on the host.",
@@ -260,7 +263,7 @@ class AdminModel(Block):
         default=(), description="Who may reach the admin API. Empty: this machine only."
     )
     cors_origins: Items[PlainText] = Field(default=(), description="Browser origins that may call the admin API.")
-    operators: Items[OperatorModel] = Field(default=(), description="Further admin accounts with roles.")
+    operators: Items[OperatorModel] = Field(default=(), description="Further accounts of the admin API, with roles. They log in; Basic is for the main account.")
 
 
 class ProxyModel(Block):

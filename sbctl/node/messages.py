@@ -23,10 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.ids import DIGEST_RE
+from sbctl.base.scrypt import SCRYPT_PATTERN
 from sbctl.node.records import EVENTS_MAX, LINES_MAX
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "AdminOperator",
     "ArtifactImport",
     "ArtifactList",
     "ArtifactPrune",
@@ -252,6 +254,14 @@ class RuntimeInstall(_Params):
     wheels: tuple[WheelFile, ...]
 
 
+class AdminOperator(_Params):
+    """Somebody who logs in at the admin API. The hash is scrypt's, salted: what `sbctl admin hash-password` prints."""
+
+    username: str = Field(min_length=1, max_length=128, pattern=r"^[^|:\x00-\x1f]+$")
+    password_hash: str = Field(pattern=SCRYPT_PATTERN)
+    role: Literal["read_only", "admin"] = "admin"
+
+
 class RuntimeConfig(_Params):
     """What `sbctl-runtime serve` reads from `<etc>/runtime.json`; nothing here changes without a restart."""
 
@@ -270,6 +280,9 @@ class RuntimeConfig(_Params):
     admin_bind: str = "127.0.0.1"
     admin_port: int = Field(default=9090, ge=0, le=65535)
     admin_username: str = "admin"
+    admin_operators: tuple[AdminOperator, ...] = Field(default=(), max_length=1000)
+    admin_rate_limit_per_minute: int = Field(default=240, ge=1, le=100_000)
+    """Requests from one address; all addresses together may make ten times as many."""
     authority: Literal["file_managed", "admin_managed", "cluster_authority"] = "file_managed"
     cache_directory: str | None = None
     cache_budget_bytes: int | None = Field(default=None, gt=0)

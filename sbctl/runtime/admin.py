@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from aiohttp import web
 
+from sbctl.base.clock import Clock
 from sbctl.base.errors import HTTP_STATUS, InputError, RefusedError, SbctlError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
-from sbctl.base.secret import Secret
+from sbctl.runtime.admin_access import Accounts, Sessions
 from sbctl.runtime.admin_desired import AdminDesired, plan_of, refusal
 from sbctl.runtime.admin_guard import AdminGuard
+from sbctl.runtime.admin_login import AdminLogin
 from sbctl.runtime.admin_routes import PREFIX, ROUTES
 from sbctl.runtime.config_file import ConfigFile
 from sbctl.runtime.generation import Generation
@@ -50,17 +52,21 @@ class AdminPlane:
         *,
         desired: AdminDesired,
         config_file: ConfigFile | None,
-        username: str,
-        password: Secret,
+        accounts: Accounts,
+        clock: Clock,
+        note: Callable[[str, str], None],
         bind: str,
         port: int,
+        requests_per_minute: int = 240,
     ) -> None:
         self._reconciler = reconciler
         self._metrics = metrics
         self._desired = desired
         self._config_file = config_file
         self._jobs = jobs
-        self._guard = AdminGuard(username, password, bind=bind, port=port)
+        sessions = Sessions(clock)
+        self._guard = AdminGuard(accounts, sessions, bind=bind, port=port, requests_per_minute=requests_per_minute)
+        self._login = AdminLogin(self._guard, accounts, sessions, note)
 
     def app(self) -> web.Application:
         app = web.Application(
@@ -68,6 +74,9 @@ class AdminPlane:
         )
         handlers: Mapping[str, Handler] = {
             "probe": self._probe,
+            "login": self._login.login,
+            "logout": self._login.logout,
+            "session": self._login.session,
             "metrics": self._metrics_text,
             "status": self._status,
             "deployments": self._deployments,

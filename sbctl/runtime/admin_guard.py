@@ -3,7 +3,11 @@
 Host        exactly one, naming this listener with its port (DNS rebinding)
 cross-site  no foreign Origin, Referer or Sec-Fetch-Site: a page in a browser never gets through
 probes      /health, /healthz, /readyz, /livez need nothing more
-credentials HTTP Basic, compared in constant time; after 5 failures of a source, it waits (1 s, doubled, at most 60 s)
+rate        so many requests a minute from one address, ten times as many from all
+credentials a session's cookie, or HTTP Basic of the main account, compared in constant time; after 5 failures of a source, it waits (1 s,
+            doubled, at most 60 s). Routes for anyone need none
+CSRF        a change by cookie shows the session's token in X-CSRF-Token
+rights      the role that the table of routes asks for
 changes     application/json only, which a form or a simple cross-site request cannot send
 """
 
@@ -12,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 import hmac
 from collections import OrderedDict
 from typing import Any, Final
@@ -23,46 +26,87 @@ from yarl import URL
 from sbctl.base import strict_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
-from sbctl.base.secret import Secret
 from sbctl.runtime.actor import ACTING, Actor
+from sbctl.runtime.admin_access import COOKIE, Accounts, Principal, Sessions
+from sbctl.runtime.admin_routes import route_of
 from sbctl.runtime.listeners import PROBE_ROUTES, Handler
+from sbctl.runtime.rate_limit import RateLimiter
 from sbctl.runtime.routes import is_loopback
 
-__all__ = ["AdminGuard"]
+__all__ = ["PRINCIPAL", "AdminGuard", "basic_of"]
+
+PRINCIPAL: Final = web.RequestKey("principal", Principal)
+"""Of a request that showed who asks."""
 
 _FREE_FAILURES: Final = 5
 _BACKOFF_CAP_S: Final = 60.0
 _SOURCES_MAX: Final = 1024
 _READING: Final = frozenset({"GET", "HEAD"})
 _HEADER_MAX_CHARS: Final = 2048
+_ALL_ADDRESSES: Final = 10
+"""Together, in requests of one address."""
 
 
 class AdminGuard:
-    """Stateless but for the failures of each source."""
+    """Keeps the failures and the rate of each source, and the sessions."""
 
-    def __init__(self, username: str, password: Secret, *, bind: str, port: int) -> None:
-        self._username = username
-        self._expected = hashlib.sha256(username.encode() + b":" + password.reveal()).digest()
+    def __init__(
+        self, accounts: Accounts, sessions: Sessions, *, bind: str, port: int, requests_per_minute: int
+    ) -> None:
+        self._accounts = accounts
+        self._sessions = sessions
+        self._per_minute = requests_per_minute
         names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(bind) else []
         if not is_loopback(bind) or bind not in ("127.0.0.1", "::1"):
             names.append(f"[{bind}]" if ":" in bind else bind)
         self._hosts = frozenset(f"{name}:{port}" for name in names)
         self._origins = frozenset(f"http://{host}" for host in self._hosts)
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._rates = RateLimiter()
 
     def middleware(self) -> Any:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             self._check_host(request)
             self._check_site(request)
-            if request.match_info.route.resource is None or _path(request) not in PROBE_ROUTES:
-                self._check_credentials(request)
-                ACTING.set(Actor(self._username, "admin", f"admin {request.remote or 'unix'}"))
-                if request.method not in _READING and request.content_type != "application/json":
-                    raise RefusedError("unsupported_media_type", "changes are application/json")
+            if request.match_info.route.resource is not None and _path(request) in PROBE_ROUTES:
+                return await handler(request)
+            self._check_rate(request)
+            self._admit(request)
+            if request.method not in _READING and request.content_type != "application/json":
+                raise RefusedError("unsupported_media_type", "changes are application/json")
             return await handler(request)
 
         return guard
+
+    def _admit(self, request: web.Request) -> None:
+        route = route_of(request.method, _path(request))
+        principal = self._session(request)
+        if route is not None and route.role == "anyone":
+            if principal is not None:
+                request[PRINCIPAL] = principal
+            return
+        if principal is None:
+            self.check_wait(request)
+            presented = basic_of(request)
+            principal = None if presented is None else self._accounts.basic(*presented)
+            if principal is None:
+                self.failed(request)
+                raise RefusedError("unauthorized", "credentials are needed")
+            self.succeeded(request)
+        request[PRINCIPAL] = principal
+        ACTING.set(Actor(principal.name, principal.role, f"admin {request.remote or 'unix'}"))
+        if request.method in _READING:
+            return
+        shown = request.headers.get("X-CSRF-Token", "")
+        if principal.nonce is not None and not hmac.compare_digest(shown.encode(), principal.nonce.encode()):
+            raise RefusedError("csrf_missing", "CSRF token missing or invalid")
+        if principal.role != "admin" and (route is None or route.role == "admin"):
+            raise RefusedError("forbidden", "this account may read, and change nothing")
+
+    def _session(self, request: web.Request) -> Principal | None:
+        token = request.cookies.get(COOKIE)
+        return None if token is None else self._sessions.of(token)
 
     def parse(self, data: bytes) -> dict[str, Any]:
         """A JSON object, strictly. Raises InputError `invalid_body`."""
@@ -88,40 +132,49 @@ class AdminGuard:
         if foreign or site not in ("none", "same-origin"):
             raise RefusedError("cross_site_refused", "requests from another site are refused")
 
-    def _check_credentials(self, request: web.Request) -> None:
-        source = request.remote or ""
+    def _check_rate(self, request: web.Request) -> None:
         now_s = asyncio.get_running_loop().time()
-        count, blocked_until_s = self._failures.get(source, (0, 0.0))
+        self._rates.take(f"address {request.remote or ''}", per_minute=self._per_minute, now_s=now_s)
+        self._rates.take("all", per_minute=self._per_minute * _ALL_ADDRESSES, now_s=now_s)
+
+    def check_wait(self, request: web.Request) -> None:
+        """Raises RefusedError `rate_limited` while a source has to wait after wrong credentials."""
+        now_s = asyncio.get_running_loop().time()
+        _count, blocked_until_s = self._failures.get(request.remote or "", (0, 0.0))
         if now_s < blocked_until_s:
             wait_s = max(1, round(blocked_until_s - now_s))
             raise RefusedError("rate_limited", "too many wrong credentials", detail={"retry_after_s": wait_s})
-        if hmac.compare_digest(_presented(request), self._expected):
-            self._failures.pop(source, None)
-            return
-        count += 1
+
+    def succeeded(self, request: web.Request) -> None:
+        self._failures.pop(request.remote or "", None)
+
+    def failed(self, request: web.Request) -> None:
+        """Counts wrong credentials of a source."""
+        source = request.remote or ""
+        count = self._failures.get(source, (0, 0.0))[0] + 1
         delay_s = 0.0 if count < _FREE_FAILURES else min(_BACKOFF_CAP_S, 2.0 ** (count - _FREE_FAILURES))
-        self._failures[source] = (count, now_s + delay_s)
+        self._failures[source] = (count, asyncio.get_running_loop().time() + delay_s)
         self._failures.move_to_end(source)
         if len(self._failures) > _SOURCES_MAX:
             self._failures.popitem(last=False)
-        raise RefusedError("unauthorized", "credentials are needed")
+
+
+def basic_of(request: web.Request) -> tuple[str, bytes] | None:
+    """Name and password of a Basic header; None for everything else."""
+    header = request.headers.get("Authorization", "")
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic" or len(header) > _HEADER_MAX_CHARS:
+        return None
+    try:
+        name, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+        return (name.decode(), password) if colon else None
+    except (binascii.Error, ValueError):
+        return None
 
 
 def _path(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return "" if resource is None else resource.canonical
-
-
-def _presented(request: web.Request) -> bytes:
-    """A digest of what was presented, so that every comparison is of 32 bytes; of nothing when it is no Basic header."""
-    header = request.headers.get("Authorization", "")
-    scheme, _, encoded = header.partition(" ")
-    try:
-        usable = scheme.lower() == "basic" and len(header) <= _HEADER_MAX_CHARS
-        pair = base64.b64decode(encoded.strip(), validate=True) if usable else b""
-    except (binascii.Error, ValueError):
-        pair = b""
-    return hashlib.sha256(pair).digest()
 
 
 def _origin(url: str) -> str:

@@ -41,6 +41,19 @@ ROUTES: Final = (
     _probe("/readyz", "the same"),
     _probe("/healthz", "200 while the process answers"),
     _probe("/livez", "the same"),
+    Route(
+        "POST",
+        "/admin/login",
+        "login",
+        "anyone",
+        "`{username, password}`, or HTTP Basic with `{}`: a session of eight hours in a cookie, and its `csrf_token`, which changes send as `X-CSRF-Token`",
+        ((200, "Session"),),
+        "Login",
+    ),
+    Route("POST", "/admin/logout", "logout", "anyone", "end the session; 200 whoever asks", ((200, "SessionOver"),)),
+    Route(
+        "GET", "/admin/session", "session", "anyone", "who asks: name, role, CSRF token; never 401", ((200, "Session"),)
+    ),
     Route("GET", "/metrics", "metrics", "read_only", "Prometheus text", ((200, "text/plain"),)),
     Route(
         "GET",

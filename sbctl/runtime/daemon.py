@@ -35,6 +35,7 @@ from sbctl.node.machine import memory_limit
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.node.records import EventKind
 from sbctl.runtime.admin import AdminPlane
+from sbctl.runtime.admin_access import Accounts
 from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.config_file import ConfigFile
@@ -268,10 +269,16 @@ class Daemon:
                 desired=AdminDesired(
                     self._reconciler, authority=config.authority, started_by_hand=self._settings.started_by_hand
                 ),
-                username=config.admin_username,
-                password=admin_password(self._settings.paths, os.environ),
+                accounts=Accounts(
+                    config.admin_username,
+                    admin_password(self._settings.paths, os.environ),
+                    config.admin_operators,
+                ),
+                clock=SYSTEM_CLOCK,
+                note=self._store.audit,
                 port=int(admin.getsockname()[1]),
                 bind=config.admin_bind,
+                requests_per_minute=config.admin_rate_limit_per_minute,
             )
             self._will_listen(Listener(plane.app()), admin)
         app = with_identity(control_app(self._reconciler, self._jobs, self.status, self._drain), self._identity)

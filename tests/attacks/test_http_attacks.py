@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +17,12 @@ import pytest
 from aiohttp import web
 
 from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.base.scrypt import scrypt_hash
 from sbctl.base.secret import Secret
+from sbctl.node.messages import AdminOperator
 from sbctl.node.paths import node_paths
 from sbctl.runtime.admin import AdminPlane
+from sbctl.runtime.admin_access import Accounts
 from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.admin_routes import ROUTES
 from sbctl.runtime.binding import bind_tcp
@@ -38,6 +42,7 @@ from tests.simulators.runtime_world import Operator, content, member
 
 PASSWORD = "correct horse"
 NO_JOB = "0" * 26
+VIEWER = AdminOperator(username="viewer", password_hash=scrypt_hash(b"only looks", log_n=10), role="read_only")
 BASIC = "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
 LIMITS = ListenerLimits(header_s=0.3, write_stall_s=0.3, idle_s=0.5, connections=8)
 GATEWAY_LIMITS = GatewayLimits(header_s=0.3, body_s=0.5, write_stall_s=0.3, idle_s=0.5, connections=8)
@@ -73,8 +78,11 @@ class Target:
             Jobs(self.store, SYSTEM_CLOCK),
             self.metrics,
             desired=AdminDesired(self.reconciler, authority="file_managed"),
-            username="admin",
-            password=Secret(PASSWORD.encode()),
+            config_file=None,
+            accounts=Accounts("admin", Secret(PASSWORD.encode()), (VIEWER,)),
+            clock=SYSTEM_CLOCK,
+            note=self.store.audit,
+            requests_per_minute=100_000,
             bind="127.0.0.1",
             port=self.admin_port,
         ).app()
@@ -92,6 +100,10 @@ class Target:
     async def _listen(self, listener: Listener | GatewayServer, sock: Any) -> None:
         self.listeners.append(listener)
         await listener.start(sock)
+
+    def audited(self) -> list[str]:
+        with sqlite3.connect(self.paths.state.parent / "runtime.db") as raw_database:
+            return [str(row[0]) for row in raw_database.execute("SELECT action FROM audit ORDER BY seq")]
 
     async def stop(self) -> None:
         for listener in self.listeners:
@@ -277,10 +289,14 @@ async def test_G3_the_listener_s_own_pages_may(target: Target) -> None:
 _PROBES = {("GET", path): (200, 200) for path in PROBE_ROUTES}
 MATRIX: dict[tuple[str, str], tuple[int, int]] = {
     **_PROBES,
+    ("POST", "/admin/login"): (400, 200),
+    ("POST", "/admin/logout"): (200, 200),
+    ("GET", "/admin/session"): (200, 200),
     ("GET", "/metrics"): (401, 200),
     ("GET", "/admin/model-host/status"): (401, 200),
     ("GET", "/admin/model-host/deployments"): (401, 200),
     ("PUT", "/admin/model-host/deployments"): (401, 403),
+    ("POST", "/admin/reload"): (401, 403),
     ("GET", "/admin/model-host/jobs"): (401, 200),
     ("GET", f"/admin/model-host/jobs/{NO_JOB}"): (401, 404),
     ("GET", f"/admin/model-host/jobs/{NO_JOB}/stream"): (401, 404),
@@ -293,6 +309,7 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
 }
 """Route → status without credentials, with them. A new route without an entry fails the test below."""
 
+OPEN_ROUTES = {route.path for route in ROUTES if route.role == "anyone"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -319,7 +336,94 @@ async def test_G4_every_route_and_method_answers_as_the_table_says(target: Targe
             assert await _knock(target, method, path, authorized=True) == target_statuses[1], (method, path)
             seen = await _knock(target, method, path, authorized=False)
             assert seen in (target_statuses[0], 429, 401), (method, path)
-            assert seen != 200 or path in PROBE_ROUTES
+            assert seen != 200 or path in OPEN_ROUTES
+
+
+def _login(target: Target, name: str, password: str) -> bytes:
+    body = json.dumps({"username": name, "password": password}).encode()
+    return request(target, "POST /admin/login", "Content-Type: application/json", body=body, authorized=False)
+
+
+async def _session(target: Target, name: str, password: str) -> tuple[str, str]:
+    """The cookie's row and the CSRF token."""
+    answer = await raw(target.admin_port, _login(target, name, password))
+    assert status_of(answer) == 200, answer
+    (row,) = (line for line in answer.decode().split("\r\n") if line.lower().startswith("set-cookie:"))
+    for flag in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=28800"):
+        assert flag in row
+    return "Cookie: " + row.split(": ", 1)[1].split(";")[0], body_of(answer)["csrf_token"]
+
+
+READER_FORBIDDEN = {(route.method, route.path) for route in ROUTES if route.role == "admin"}
+
+
+async def test_G4_a_role_may_what_the_table_of_routes_says(target: Target) -> None:
+    cookie, csrf = await _session(target, "viewer", "only looks")
+    rows = (cookie, f"X-CSRF-Token: {csrf}", "Content-Type: application/json")
+    assert len(READER_FORBIDDEN) == 8
+    for route in ROUTES:
+        if route.handler in ("login", "logout"):
+            continue
+        path = route.path.replace("{job}", NO_JOB)
+        body = b'{"deployment":"q"}' if route.method != "GET" else b""
+        asked = request(target, f"{route.method} {path}", *rows, body=body, authorized=False)
+        status = status_of(await raw(target.admin_port, asked))
+        assert (status == 403) is ((route.method, route.path) in READER_FORBIDDEN), (route.path, status)
+    assert target.store.jobs() == ()
+
+
+@pytest.mark.parametrize("shown", [(), ("X-CSRF-Token: 0",), ("X-CSRF-Token: " + "0" * 32,)])
+async def test_G3_a_cookie_alone_changes_nothing(target: Target, shown: tuple[str, ...]) -> None:
+    cookie, _csrf = await _session(target, "admin", PASSWORD)
+    rows = (cookie, *shown, "Content-Type: application/json")
+    asked = request(target, "POST /admin/model-host/pull", *rows, body=b'{"deployment":"q"}', authorized=False)
+    answer = await raw(target.admin_port, asked)
+    assert (status_of(answer), body_of(answer)["code"]) == (403, "csrf_missing")
+    assert target.store.jobs() == ()
+
+
+async def test_a_session_changes_with_its_token_is_named_in_the_audit_and_ends_by_logout(target: Target) -> None:
+    cookie, csrf = await _session(target, "admin", PASSWORD)
+    rows = (cookie, f"X-CSRF-Token: {csrf}", "Content-Type: application/json")
+    asked = request(target, "POST /admin/model-host/pull", *rows, body=b'{"deployment":"q"}', authorized=False)
+    assert status_of(await raw(target.admin_port, asked)) == 202
+    who = request(target, "GET /admin/session", cookie, authorized=False)
+    shown = body_of(await raw(target.admin_port, who))
+    assert (shown["username"], shown["role"], shown["via_session"], shown["csrf_token"]) == (
+        "admin",
+        "admin",
+        True,
+        csrf,
+    )
+    out = request(target, "POST /admin/logout", cookie, "Content-Type: application/json", body=b"{}", authorized=False)
+    assert status_of(await raw(target.admin_port, out)) == 200
+    assert body_of(await raw(target.admin_port, who)) == {"authenticated": False}
+    assert status_of(await raw(target.admin_port, asked)) == 401
+    assert target.audited() == ["login", "job.pull"]
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", "x", "x.y", "a" * 5000, "é", "eA.eA", "YWRtaW58YWRtaW58OTk5OTk5OTk5OTl8MDA.AAAA"],
+)
+async def test_G1_a_forged_cookie_is_nobody(target: Target, token: str) -> None:
+    asked = request(target, STATUS, f"Cookie: sb_admin_session={token}", authorized=False)
+    assert status_of(await raw(target.admin_port, asked)) == 401
+    body = body_of(await raw(target.admin_port, request(target, "GET /admin/session", authorized=False)))
+    assert body == {"authenticated": False}
+
+
+async def test_G1_logins_that_fail_wait_and_operators_have_no_basic(target: Target) -> None:
+    basic = base64.b64encode(b"viewer:only looks").decode()
+    asked = request(target, STATUS, f"Authorization: Basic {basic}", authorized=False)
+    assert status_of(await raw(target.admin_port, asked)) == 401
+    seen = [
+        status_of(await raw(target.admin_port, _login(target, name, "wrong")))
+        for name in ("viewer", "admin", "nobody", "viewer", "viewer", "viewer")
+    ]
+    assert seen[:3] == [401, 401, 401]
+    assert seen[-1] == 429
+    assert status_of(await raw(target.admin_port, _login(target, "admin", PASSWORD))) == 429
 
 
 async def test_G5_a_header_that_does_not_come_is_not_waited_for(target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from sbctl.artifacts.lockfile import LOCK_NAME
 from sbctl.base.digests import sha256_bytes
+from sbctl.base.scrypt import scrypt_matches
 from sbctl.cli.main import main
 from sbctl.node.paths import PREFIX_VARIABLE
 from tests.simulators.gguf_files import tiny_gguf
@@ -218,3 +220,14 @@ def test_without_a_runtime_here_it_says_where_to_ask(
 def test_a_head_is_a_number_and_a_digest(site: Site, capsys: pytest.CaptureFixture[str], head: str) -> None:
     assert main(["audit", "verify", "-f", str(site.file), "--head", head]) == 64
     assert "NUMBER:DIGEST" in capsys.readouterr().err
+
+
+def test_a_password_s_hash_is_one_line_that_sbyml_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse\nsecond line\n"))
+    assert main(["admin", "hash-password"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert scrypt_matches(line, b"correct horse")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["admin", "hash-password"]) == 3

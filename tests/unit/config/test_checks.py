@@ -16,6 +16,8 @@ Findings = Callable[..., tuple[Diagnostic, ...]]
 IMAGE = "repo/engine@sha256:" + "a" * 64
 DIGEST = "b" * 64
 
+SCRYPT = f"$scrypt$ln=15,r=8,p=1${'A' * 22}${'B' * 43}"
+
 
 def proxy(
     *,
@@ -107,8 +109,17 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         (proxy(top="admin: {tls: {cert: a, key: b}}"), "config.not_available", "admin.tls"),
         (proxy(top="admin: {allow_ips: [10.0.0.0/8]}"), "config.not_available", "other machines"),
         (proxy(top="admin: {cors_origins: ['https://x']}"), "config.not_available", "cors_origins"),
-        (proxy(top="admin: {operators: [{username: a, password_hash: b}]}"), "config.not_available", "operators"),
-        (proxy(top="admin: {rate_limit_per_minute: 100}"), "config.unenforced", "rate_limit_per_minute"),
+        (proxy(top="admin: {operators: [{username: a, password_hash: b}]}"), "config.bad_value", "not one of scrypt"),
+        (
+            proxy(top=f"admin: {{operators: [{{username: admin, password_hash: '{SCRYPT}'}}]}}"),
+            "config.conflict",
+            "two",
+        ),
+        (
+            proxy(top=f"admin: {{operators: [{{username: a, password_hash: '{SCRYPT}', tenant: x}}]}}"),
+            "config.not_available",
+            "tenant",
+        ),
         (proxy(top="cluster: {cluster_id: c}"), "config.not_available", "a cluster"),
         ("fleet: {identity: {mode: manual}}\n" + proxy(), "config.rule", "needs ca_file"),
         ("fleet: {identity: {validity_days: 826}}\n" + proxy(), "config.out_of_range", "825"),
@@ -146,9 +157,8 @@ def test_refusals(findings_of: Findings, text: str, code: str, words: str) -> No
         proxy(deployment=MODEL + ", extra_args: ['--seed', '1']"),
         proxy(top="admin: {bind: '::1', allow_ips: [127.0.0.0/8, '::1', not-an-ip]}"),
         proxy(top="admin: {enabled: false, port: 8080}"),
-        "fleet: {accept_unenforced: [proxy.admin.rate_limit_per_minute]}\n"
-        + proxy(top="admin: {rate_limit_per_minute: 100}"),
-        "fleet: {accept_unenforced: [rate_limit_per_minute]}\n" + proxy(top="admin: {rate_limit_per_minute: 100}"),
+        proxy(top="admin: {rate_limit_per_minute: 100}"),
+        proxy(top=f"admin: {{operators: [{{username: a, password_hash: '{SCRYPT}', role: read_only}}]}}"),
         "fleet: {prevent_destroy: ['artifact.*', deployment.local/chat]}\n" + proxy(),
         proxy(top="cluster:"),
     ],
