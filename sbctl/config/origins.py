@@ -38,8 +38,14 @@ class ProviderModel(Block):
     default_model: PlainText | None = Field(
         default=None, description="Which of them answers a request that names none."
     )
-    base_url: Any = Field(default=None, description="Address of an external provider; never with managed_model: the runtime knows where the engine is.")
-    api_key: Any = Field(default=None, description="Key of an external provider, by reference; never with managed_model: there is nobody to authenticate to.")
+    base_url: Any = Field(
+        default=None,
+        description="Address of an external provider; never with managed_model: the runtime knows where the engine is.",
+    )
+    api_key: Any = Field(
+        default=None,
+        description="Key of an external provider, by reference; never with managed_model: there is nobody to authenticate to.",
+    )
     no_prompt_training: bool = Field(default=False, description="Always so: prompts stay on the host.")
 
 
@@ -48,7 +54,9 @@ class ServingProviderModel(Block):
     noun: ClassVar[str] = "a serving provider"
 
     name: PlainText = Field(description="Name of the provider.")
-    serve: dict[str, Any] = Field(description="SBproxy's older way to host a model: models, each with model, name, variant, keep_alive …; sbctl migrate rewrites it.")
+    serve: dict[str, Any] = Field(
+        description="SBproxy's older way to host a model: models, each with model, name, variant, keep_alive …; sbctl migrate rewrites it."
+    )
 
 
 _NOT_EXTERNAL: dict[str, Any] = {

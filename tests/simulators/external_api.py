@@ -62,6 +62,11 @@ def events(model: str, *, ends: bool = True) -> bytes:
     return "".join([*lines, "data: [DONE]\n\n"] if ends else lines[:1]).encode()
 
 
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, *args: Any) -> None:
+        """A caller that leaves, or does not trust us, is what tests are about."""
+
+
 class ExternalApi:
     """A context manager. `certificate`: PEM file of chain and key, for https."""
 
@@ -81,7 +86,7 @@ class ExternalApi:
                 api.asked.append(Asked(self.path, dict(self.headers), body))
                 api._answer(self, body)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _QuietServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._scheme = "http"
         if certificate is not None:
