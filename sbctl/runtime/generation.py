@@ -182,7 +182,12 @@ class Generation:
                 await self._wait_cold(replica.place.until_turn(), deadline_s - loop.time())
                 continue
             if not replica.is_ready:
-                await self._activate(replica, deadline_s - loop.time())
+                try:
+                    await self._activate(replica, deadline_s - loop.time())
+                except EngineError as error:
+                    if error.code == "draining" and not self._admits.is_set():
+                        continue  # its start was given up for a successor, which is waited for
+                    raise
             try:
                 permit = await replica.gate.acquire(priority, timeout_s=max(0.0, deadline_s - loop.time()))
             except AdmissionError as error:

@@ -70,6 +70,7 @@ async def launch_engine(
     """
     prepared = await ports.provisioner.prepare(member, progress)
     entered(ReplicaPhase.CACHED)
+    progress(0, None, f"room for {label.deployment}")
     await take_room(await ports.provisioner.room(member, prepared))
     spec = ports.provisioner.launch(member, prepared, deployment=label.deployment)
     entered(ReplicaPhase.PREPARING)

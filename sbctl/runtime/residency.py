@@ -100,6 +100,9 @@ class Residency:
     def used(self) -> Room:
         return _sum(self._held.values())
 
+    def holds(self, resident: Resident) -> bool:
+        return resident in self._held
+
     async def take(self, resident: Resident, room: Room, *, waits: bool) -> None:
         """A place. `waits`: in the line, as long as somebody wants it; else at once, by unloading what is idle.
 

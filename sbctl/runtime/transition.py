@@ -120,14 +120,17 @@ class Transition:
         member = generation.member
         try:
             if member.warm or member.pull == "on_boot" or self._succeeds_running(name):
-                prepared = await self.provisioner.prepare(member, self.progress)
-                self._rooms[name] = await self.provisioner.room(member, prepared)
-                for replica in generation.replicas:
-                    replica.note_cached()
+                await self._put_ready(name, generation)
             else:
                 await self.provisioner.check_engine(member)
         except SbctlError as error:
             raise placed(error, name, self.scope, "prepare") from error
+
+    async def _put_ready(self, name: str, generation: Generation) -> None:
+        prepared = await self.provisioner.prepare(generation.member, self.progress)
+        self._rooms[name] = await self.provisioner.room(generation.member, prepared)
+        for replica in generation.replicas:
+            replica.note_cached()
 
     def _succeeds_running(self, name: str) -> bool:
         return name in self.running and self.running[name].ready_replicas > 0
@@ -141,7 +144,7 @@ class Transition:
         recreated = [
             self.running[name]
             for name in self.delta.changed
-            if self.wanted[name].rollout == "recreate" and self.running[name].ready_replicas
+            if self.wanted[name].rollout == "recreate" and name in to_start and self._has_place(self.running[name])
         ]
         await self._reserve(to_start, recreated)
         for old in recreated:
@@ -157,6 +160,9 @@ class Transition:
         await self._each(to_start, self._load, gate)
 
     async def _reserve(self, to_start: Mapping[str, Generation], recreated: Sequence[Generation]) -> None:
+        for name, generation in to_start.items():
+            if name not in self._rooms:  # a request started what it succeeds only now
+                await self._prepare(name, generation)
         wanted: dict[Resident, Room] = {
             replica.place: self._rooms[name] for name, generation in to_start.items() for replica in generation.replicas
         }
@@ -166,6 +172,10 @@ class Transition:
             except SbctlError as error:
                 raise placed(error, next(iter(to_start)), self.scope, "room") from error
             self._held = list(recreated)
+
+    def _has_place(self, old: Generation) -> bool:
+        """Whether an engine of it runs, or is on its way."""
+        return any(self.residency.holds(place) for place in _places((old,)))
 
     async def _drain(self, old: Generation) -> None:
         try:

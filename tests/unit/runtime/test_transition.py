@@ -12,7 +12,7 @@ import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import EngineError, SbctlError
-from sbctl.runtime.provision import quiet
+from sbctl.runtime.provision import Prepared, Progress, quiet
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.room import Room
 from sbctl.runtime.store import RuntimeStore
@@ -78,9 +78,22 @@ class _Node:
         return [asyncio.create_task(caller()) for _ in range(count)]
 
 
-def _run(folder: Path, gib: int, scenario: Callable[[_Node], Coroutine[Any, Any, None]], **world: Any) -> None:
+class _SlowPreparation(EngineWorld):
+    async def prepare(self, member: DeploymentMember, progress: Progress) -> Prepared:
+        await asyncio.sleep(3 if member.model == "slow" else 0)
+        return await super().prepare(member, progress)
+
+
+def _run(
+    folder: Path,
+    gib: int,
+    scenario: Callable[[_Node], Coroutine[Any, Any, None]],
+    *,
+    world: EngineWorld | None = None,
+    **behaves: float,
+) -> None:
     async def work() -> None:
-        node = _Node(folder, EngineWorld(**world), gib)
+        node = _Node(folder, world or EngineWorld(**behaves), gib)  # type: ignore[arg-type]
         try:
             await scenario(node)
         finally:
@@ -212,6 +225,42 @@ def test_two_models_on_one_budget_swap_under_load_while_one_is_edited_and_lose_n
             caller.cancel()
         assert set(node.told) == {"ok"}
         assert set(outcomes) == {"ok"}
+
+    _run(tmp_path, 1, scenario)
+
+
+@pytest.mark.parametrize("rollout", ["rolling", "recreate"])
+def test_a_model_that_is_asked_for_while_its_successor_is_prepared_answers_all_the_same(
+    tmp_path: Path, make_member: MakeMember, rollout: str
+) -> None:
+    async def scenario(node: _Node) -> None:
+        cold = {"warm": False, "pull": "on_demand", "memory_bytes": GIB, "rollout": rollout}
+        await node.apply({"q": make_member(**cold)})
+        slow = make_member(pull="on_boot", warm=False, memory_bytes=GIB, model="slow")
+        change = asyncio.create_task(node.apply({"q": make_member(**cold, max_concurrency=5), "other": slow}))
+        await settle()
+        early = asyncio.create_task(node.ask("q", 0.5))
+        await change
+        assert await early == await node.ask("q", 0.5) == "ok"
+        assert [engine.label.generation for engine in node.world.alive] == [3]
+
+    _run(tmp_path, 2 if rollout == "rolling" else 1, scenario, world=_SlowPreparation())
+
+
+def test_recreate_takes_the_place_of_what_is_still_starting_and_who_waited_for_that_is_answered(
+    tmp_path: Path, make_member: MakeMember
+) -> None:
+    async def scenario(node: _Node) -> None:
+        make = lambda depth, **more: make_member(  # noqa: E731
+            rollout="recreate", memory_bytes=GIB, max_concurrency=depth, **more
+        )
+        await node.apply({"q": make(2, warm=False, pull="on_demand")})
+        node.world.load_s = 5.0
+        waiting = asyncio.create_task(node.ask("q", 0.5))
+        await asyncio.sleep(2)
+        await node.apply({"q": make(3)})
+        assert await waiting == "ok"
+        assert _starts_and_stops(node) == ["start q#1", "stop q#1", "start q#2"]
 
     _run(tmp_path, 1, scenario)
 
