@@ -22,6 +22,8 @@ __all__ = ["REFERENCE_PREFIXES", "SecretResolver", "SecretSources", "secret_ref"
 REFERENCE_PREFIXES: Final = ("env:", "file:", "exec:", "node-file:", "secret:")
 _MAX_BYTES: Final = 64 * 1024
 _EXEC_DEADLINE_S: Final = 30.0
+_READABLE: Final = "use env:NAME, file:PATH or exec:COMMAND"
+_BY_HAND: Final = "run the command by hand in the directory of sb.yml, without input, and see what it prints"
 
 
 class SecretSources:
@@ -37,20 +39,37 @@ class SecretSources:
         if source == "env":
             value = self._environ.get(rest, "").encode("utf-8", "surrogateescape")
             if not value:
-                raise InputError("secret.unset", f"the environment variable {rest} is not set", place=reference)
+                raise InputError(
+                    "secret.unset",
+                    f"the environment variable {rest} is not set",
+                    place=reference,
+                    next_step=f"set it for this command: export {rest}=…",
+                )
             return Secret(value)
         if source == "file":
             return self._nonempty(reference, self._read_file(reference, rest))
         if source == "exec":
             return self._nonempty(reference, self._run(reference, rest))
         if source == "node-file":
-            raise InputError("secret.on_node", "this secret stays on its host and cannot be read here", place=reference)
-        raise InputError("secret.bad_reference", "this is not a reference to a secret", place=source[:16])
+            raise InputError(
+                "secret.on_node",
+                "this secret stays on its host and cannot be read here",
+                place=reference,
+                next_step=_READABLE,
+            )
+        raise InputError(
+            "secret.bad_reference", "this is not a reference to a secret", place=source[:16], next_step=_READABLE
+        )
 
     def _nonempty(self, reference: str, data: bytes) -> Secret:
         value = data.removesuffix(b"\n").removesuffix(b"\r")
         if not value:
-            raise InputError("secret.empty", "the secret is empty", place=reference)
+            raise InputError(
+                "secret.empty",
+                "the secret is empty",
+                place=reference,
+                next_step="write its value where the reference points",
+            )
         return Secret(value)
 
     def _read_file(self, reference: str, rest: str) -> bytes:
@@ -58,7 +77,10 @@ class SecretSources:
             return read_bounded(self._directory / Path(rest).expanduser(), max_bytes=_MAX_BYTES)
         except InputError as error:
             raise InputError(
-                "secret.unreadable", f"the secret cannot be read: {error.message}", place=reference
+                "secret.unreadable",
+                f"the secret cannot be read: {error.message}",
+                place=reference,
+                next_step="bring the file back, or correct its path, which counts from the directory of sb.yml",
             ) from None
 
     def _run(self, reference: str, command: str) -> bytes:
@@ -69,7 +91,9 @@ class SecretSources:
         try:
             words = shlex.split(command)
         except ValueError:
-            raise InputError("secret.bad_reference", "the command has an open quote", place=reference) from None
+            raise InputError(
+                "secret.bad_reference", "the command has an open quote", place=reference, next_step="close it in sb.yml"
+            ) from None
         program = (
             words[0]
             if words and "/" in words[0]
@@ -78,7 +102,12 @@ class SecretSources:
             else None
         )
         if program is None:
-            raise InputError("secret.command_failed", "the command was not found", place=reference)
+            raise InputError(
+                "secret.command_failed",
+                "the command was not found",
+                place=reference,
+                next_step="install it, or name its path",
+            )
         try:
             done = subprocess.run(
                 [program, *words[1:]],
@@ -91,14 +120,21 @@ class SecretSources:
             )
         except subprocess.TimeoutExpired:
             sentence = f"the command gave no answer in {_EXEC_DEADLINE_S:.0f} s"
-            raise InputError("secret.command_failed", sentence, place=reference) from None
+            raise InputError("secret.command_failed", sentence, place=reference, next_step=_BY_HAND) from None
         except OSError as error:
             sentence = f"the command could not be started: {error.strerror}"
-            raise InputError("secret.command_failed", sentence, place=reference) from None
+            raise InputError("secret.command_failed", sentence, place=reference, next_step=_BY_HAND) from None
         if done.returncode != 0:
-            raise InputError("secret.command_failed", f"the command ended with {done.returncode}", place=reference)
+            raise InputError(
+                "secret.command_failed",
+                f"the command ended with {done.returncode}",
+                place=reference,
+                next_step=_BY_HAND,
+            )
         if len(done.stdout) > _MAX_BYTES:
-            raise InputError("secret.too_large", f"the secret is larger than {_MAX_BYTES} bytes", place=reference)
+            raise InputError(
+                "secret.too_large", f"the secret is larger than {_MAX_BYTES} bytes", place=reference, next_step=_BY_HAND
+            )
         return done.stdout
 
 
