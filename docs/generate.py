@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference/: commands from the command tree, errors from the source.
+"""The generated pages of docs/reference/: commands from the command tree, errors from the source. And the description of the HTTP APIs.
 
     python docs/generate.py            says which pages differ, exit 1 when one does
     python docs/generate.py --write    writes them
@@ -8,6 +8,7 @@ The configuration reference is written by `python -m sbctl.config.schema`.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from typer.main import get_command  # noqa: E402
 
 from sbctl.base.fs import write_atomic  # noqa: E402
 from sbctl.cli.app import app  # noqa: E402
+from sbctl.runtime.openapi import openapi_document  # noqa: E402
 
 __all__ = ["drifted", "pages"]
 
@@ -199,7 +201,12 @@ def threats_page() -> str:
 def pages() -> dict[Path, str]:
     """Every generated page and what must stand in it."""
     reference = ROOT / "docs" / "reference"
-    return {reference / "cli.md": cli_page(), reference / "errors.md": errors_page()}
+    description = json.dumps(openapi_document(), indent=2, sort_keys=True) + "\n"
+    return {
+        reference / "cli.md": cli_page(),
+        reference / "errors.md": errors_page(),
+        ROOT / "schemas" / "openapi.v1.json": description,
+    }
 
 
 def drifted() -> list[Path]:

@@ -78,7 +78,7 @@ ROUTES: Final = (
         "admin",
         "the complete map of deployments, by compare-and-set; 403 `authority_read_only` where another authority owns them",
         ((200, "Replaced"),),
-        "Deployments",
+        "Replacement",
     ),
     Route(
         "POST",
