@@ -58,7 +58,8 @@ class CacheModel(Block):
         default=None, description="How much the cache may hold, in GiB. Unset: no limit."
     )
     max_resident_models: Annotated[int, Field(gt=0)] | None = Field(
-        default=None, description="How many models may be loaded at once, over all devices of a host. Unset: no limit."
+        default=None,
+        description="How many engines may be loaded at once on a host, replicas counted each. Unset: as many as its memory holds.",
     )
 
 
@@ -132,7 +133,10 @@ class DeploymentModel(Block):
         default="on_demand",
         description="When weights are fetched: with apply, with the first request, or only by hand.",
     )
-    warm: bool = Field(default=False, description="Start the engine before the new revision becomes active.")
+    warm: bool = Field(
+        default=False,
+        description="Start the engine before the new revision becomes active, and keep it loaded: it makes room for no other.",
+    )
     cold_start: Literal["wait", "reject", "fallback"] | None = Field(
         default=None,
         description="What a request meets when no replica is ready: wait for the load, reject (503, nothing starts), or fallback (the next provider of a fallback_chain, else 503; it loads meanwhile). Unset: wait.",
@@ -167,7 +171,7 @@ class DeploymentModel(Block):
     )
     rollout: Literal["rolling", "recreate"] = Field(
         default="rolling",
-        description="rolling: the new replica is proven before the old one drains; recreate: the old one goes first.",
+        description="rolling: the new replica is proven beside the old one, so both must fit; recreate: the old one makes room first, and is started again when the new one fails.",
     )
     extra_args: Items[str] = Field(
         default=(), max_length=64, description="Engine flags from the allowlist of each engine."
@@ -235,7 +239,9 @@ class OperatorModel(Block):
     noun: ClassVar[str] = "an admin operator"
 
     username: PlainText = Field(description="Name in the audit log.")
-    password_hash: SecretStr = Field(description="Hash of the password by scrypt, as sbctl admin hash-password prints it.")
+    password_hash: SecretStr = Field(
+        description="Hash of the password by scrypt, as sbctl admin hash-password prints it."
+    )
     role: Literal["read_only", "admin"] = Field(default="admin", description="What the operator may do.")
     tenant: PlainText | None = Field(default=None, description="Tenant that the operator belongs to.")
 
@@ -263,7 +269,10 @@ class AdminModel(Block):
         default=(), description="Who may reach the admin API. Empty: this machine only."
     )
     cors_origins: Items[PlainText] = Field(default=(), description="Browser origins that may call the admin API.")
-    operators: Items[OperatorModel] = Field(default=(), description="Further accounts of the admin API, with roles. They log in; Basic is for the main account.")
+    operators: Items[OperatorModel] = Field(
+        default=(),
+        description="Further accounts of the admin API, with roles. They log in; Basic is for the main account.",
+    )
 
 
 class ProxyModel(Block):
