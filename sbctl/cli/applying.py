@@ -138,7 +138,7 @@ def _require_all_hosts(plan: Plan) -> None:
         raise UnreachableError(
             "plan.unreachable",
             f"{', '.join(sorted(plan.unreachable))} gave no answer, so nothing was begun",
-            next_step="repair the host, go on without it (--allow-unreachable), or give it up (sbctl host forget NAME --lost)",
+            next_step="repair what the plan says, or go on without it (--allow-unreachable); if the machine is gone for good: sbctl host forget NAME --lost",
         )
 
 

@@ -230,8 +230,10 @@ def _unreachable_row(
 ) -> Change:
     listed = tuple(addresses)
     source = selection.desired.get(listed[0]) or inputs.recorded[listed[0]]
+    known = any(each.host == host for each in inputs.recorded.values())
+    lost = f"; if the machine is gone for good: sbctl host forget {host} --lost" if known else ""
     advice = (
-        f"repair it, plan without it (--allow-unreachable), or give it up (sbctl host forget {host} --lost)"
+        f"repair that, or plan without it (--allow-unreachable){lost}"
         if not inputs.allow_unreachable
         else f"left out of this plan with {plural(len(listed), 'resource')}"
     )

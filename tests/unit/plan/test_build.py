@@ -116,6 +116,7 @@ def test_an_unreachable_host_is_one_row_and_nothing_is_said_of_what_is_on_it(all
         ("host.b", "unreachable", "no answer in 10 s")
     ]
     assert ("--allow-unreachable" in rows[0].notes[0]) is not allowed
+    assert ("host forget b --lost" in rows[0].notes[0]) is not allowed
     assert plan.unreachable == {"b": "no answer in 10 s"}
 
 
@@ -136,6 +137,11 @@ def test_a_host_without_a_snapshot_counts_as_unreachable() -> None:
     resources = host_resources("a")
     plan = build_plan(inputs(resources, resources, snapshots={}), FAKE_PLANNERS)
     assert plan.unreachable == {"a": "the host was not observed"}
+
+
+def test_a_host_that_was_never_taken_in_is_not_said_to_be_lost() -> None:
+    plan = build_plan(inputs(host_resources("a"), (), snapshots={}), FAKE_PLANNERS)
+    assert "forget" not in next(row for row in plan.changes if row.action == "unreachable").notes[0]
 
 
 def test_a_host_of_another_fleet_is_blocked_as_a_whole() -> None:

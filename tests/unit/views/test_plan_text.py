@@ -58,8 +58,7 @@ observed in 1.3 s
         nothing moves
   ? host.gpu-c                                                      unreachable
       ssh 10.10.0.23:22 gave no answer in 10 s
-      repair it, plan without it (--allow-unreachable), or give it up (sbctl
-      host forget gpu-c --lost)
+      repair that, or plan without it (--allow-unreachable)
 
 Plan: 0 to add, 1 to change, 0 to remove, 1 unknown. Blast radius: reload. No
 downtime."""
