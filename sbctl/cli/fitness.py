@@ -40,9 +40,7 @@ _NETWORK: Final = frozenset(
 )  # fmt: skip
 _LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_TOGETHER: Final = (
-    "unset warm of one, lower its max_context or max_concurrency, set kv_quant: int8, or move it to another host (required_labels)"
-)
+_TOGETHER: Final = "unset warm of one, lower its max_context or max_concurrency, set kv_quant: int8, or move it to another host (required_labels)"
 _DRIVER_COMMANDS: Final = {
     "debian": "enable contrib and non-free, then: apt-get install linux-headers-amd64 nvidia-driver firmware-misc-nonfree; reboot",
     "ubuntu": "apt-get install ubuntu-drivers-common, then: ubuntu-drivers install; reboot",

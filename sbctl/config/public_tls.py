@@ -97,7 +97,9 @@ class TlsReader:
         if 0 < len(given) < 3:
             missing = [name for name in (_PORT, _CERT, _KEY) if name not in given]
             acme = isinstance(view.value, dict) and view.value.get("acme") is not None
-            notes = ("ACME is not spoken here: let certbot keep the files, and name them with node-file:",) if acme else ()
+            notes = (
+                ("ACME is not spoken here: let certbot keep the files, and name them with node-file:",) if acme else ()
+            )
             verb = "goes" if len(given) == 1 else "go"
             message = f"{' and '.join(given)} {verb} with {' and '.join(missing)}"
             self.report.add(_CONFLICT, message, view.key_span((given[0],)), notes=notes)

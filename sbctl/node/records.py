@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["AuditAnswer", "EVENTS_MAX", "LINES_MAX", "EventKind", "EventsAnswer", "LogLine", "LogsAnswer", "NodeEvent"]
+__all__ = ["EVENTS_MAX", "LINES_MAX", "AuditAnswer", "EventKind", "EventsAnswer", "LogLine", "LogsAnswer", "NodeEvent"]
 
 LINES_MAX: Final = 10_000
 """Of one answer."""
