@@ -25,10 +25,8 @@ def hash_password() -> int:
     """Read a password, from the terminal or the first line of standard input, and print its scrypt hash for admin.operators."""
     import getpass
 
-    from rich.text import Text
-
     from sbctl.base.scrypt import scrypt_hash
-    from sbctl.views.console import result
+    from sbctl.views.console import print_plain
 
     if sys.stdin.isatty():
         password = getpass.getpass("Password: ")
@@ -42,5 +40,5 @@ def hash_password() -> int:
             f"a password has 1 to {_PASSWORD_MAX_BYTES} bytes",
             next_step="type it when asked, or give it as the first line of standard input",
         )
-    result(Text(scrypt_hash(password.encode()), no_wrap=True, overflow="ignore"))
+    print_plain(scrypt_hash(password.encode()) + "\n")
     return ExitCode.DONE
