@@ -230,16 +230,15 @@ def _unreachable_row(
 ) -> Change:
     listed = tuple(addresses)
     source = selection.desired.get(listed[0]) or inputs.recorded[listed[0]]
-    known = any(each.host == host for each in inputs.recorded.values())
+    connection = inputs.hosts.get(host, source.connection)
+    known = connection.kind == "ssh" and any(each.host == host for each in inputs.recorded.values())
     lost = f"; if the machine is gone for good: sbctl host forget {host} --lost" if known else ""
     advice = (
         f"repair that, or plan without it (--allow-unreachable){lost}"
         if not inputs.allow_unreachable
         else f"left out of this plan with {plural(len(listed), 'resource')}"
     )
-    return Change(
-        Address("host", host), "unreachable", why, host, inputs.hosts.get(host, source.connection), notes=(advice,)
-    )
+    return Change(Address("host", host), "unreachable", why, host, connection, notes=(advice,))
 
 
 def _removes_every_deployment(inputs: PlanInputs, selection: Selection) -> bool:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from sbctl.base.update_policy import UpdatePolicy
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.build import build_plan
 from sbctl.plan.inputs import PlanInputs
-from sbctl.plan.model import Change, DiffContext, Observed, Plan
+from sbctl.plan.model import Change, Desired, DiffContext, Observed, Plan
 from tests.simulators.planners import (
     FAKE_PLANNERS,
     LINEAGE,
@@ -108,8 +108,17 @@ def test_a_host_that_left_is_destroyed_by_its_recorded_connection() -> None:
 @pytest.mark.parametrize("allowed", [False, True])
 def test_an_unreachable_host_is_one_row_and_nothing_is_said_of_what_is_on_it(allowed: bool) -> None:
     resources = host_resources("a") + host_resources("b")
+    there = Connection("ssh", "10.0.0.9", host_keys=("SHA256:x",))
+    silent = {"b": "no answer in 10 s"}
     plan = build_plan(
-        inputs(resources, resources, unreachable={"b": "no answer in 10 s"}, allow_unreachable=allowed), FAKE_PLANNERS
+        inputs(
+            resources,
+            resources,
+            unreachable=silent,
+            allow_unreachable=allowed,
+            hosts={"a": Connection("local"), "b": there},
+        ),
+        FAKE_PLANNERS,
     )
     rows = [change for change in plan.changes if change.host == "b"]
     assert [(str(row.address), row.action, row.reason) for row in rows] == [
@@ -139,8 +148,13 @@ def test_a_host_without_a_snapshot_counts_as_unreachable() -> None:
     assert plan.unreachable == {"a": "the host was not observed"}
 
 
-def test_a_host_that_was_never_taken_in_is_not_said_to_be_lost() -> None:
-    plan = build_plan(inputs(host_resources("a"), (), snapshots={}), FAKE_PLANNERS)
+@pytest.mark.parametrize(
+    ("recorded", "connection"),
+    [((), Connection("ssh", "10.0.0.9", host_keys=("SHA256:x",))), (host_resources("a"), Connection("local"))],
+    ids=["never taken in", "this machine"],
+)
+def test_a_host_that_cannot_be_lost_is_not_said_to_be(recorded: Iterable[Desired], connection: Connection) -> None:
+    plan = build_plan(inputs(host_resources("a"), recorded, snapshots={}, hosts={"a": connection}), FAKE_PLANNERS)
     assert "forget" not in next(row for row in plan.changes if row.action == "unreachable").notes[0]
 
 
