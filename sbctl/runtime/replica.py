@@ -4,8 +4,7 @@ Only that task changes the replica's state; everybody else sends it requests and
 for the next attempt) runs in tasks that report back by message, stamped with the launch they belong to, so a late report of a former
 launch changes nothing.
 
-A start takes its room of the host when its weights are there (`residency`), and gives it back when the tree is gone. Without room nothing
-failed: who waits is told, and only what is warm tries again by itself.
+A start takes its room (`residency`) when its weights are there, and gives it back when the tree is gone. Without room nothing failed.
 
 Restarts: after 1 s, doubled, at most 60 s, each shortened at random by up to half so that many do not start together; after 5 failures in
 a row `crash_loop` until a reset, a load by an operator or a new bundle. A minute of being ready ends the row. A failure that no retry can
@@ -183,7 +182,6 @@ class Replica:
 
     def state(self) -> ReplicaState:
         error = self.error
-        code = None if error is None else "crash_loop" if self.crash_looping else error.code
         return ReplicaState(
             replica=self.label.replica,
             state=self.phase.value,
@@ -192,7 +190,7 @@ class Replica:
             active_requests=self.gate.active,
             queued_requests=self.gate.queued,
             last_error=None if error is None else error.message[:_ERROR_MAX_CHARS],
-            reason_code=code,
+            reason_code=None if error is None else "crash_loop" if self.crash_looping else error.code,
         )
 
     async def _ask(self, make: Callable[[asyncio.Future[None]], Message]) -> None:
@@ -336,8 +334,7 @@ class Replica:
         self.launched = launched
         self._token_seen = True
         self._move(ReplicaPhase.READY)
-        self.error = None
-        self._ready_at_s = now_s
+        self.error, self._ready_at_s = None, now_s
         self.place.note_ready()
         self.gate.open()
         number = self._launch
@@ -450,6 +447,4 @@ class Replica:
             keep_s, idle_since_s = self.member.keep_alive_secs, self.gate.idle_since_s
             now_s = asyncio.get_running_loop().time()
             if keep_s is not None and idle_since_s is not None and now_s - idle_since_s >= keep_s:
-                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._mailbox.put_nowait(Stop(waiter, "idle", 0.0, only_if_idle=True))
-                await waiter
+                await self._ask(lambda waiter: Stop(waiter, "idle", 0.0, only_if_idle=True))
