@@ -474,7 +474,7 @@ class SimHost:
         state = self.deployments.get(request.deployment)
         if state is None:
             raise RefusedError("unknown_deployment", f"{request.deployment} is not deployed here", place=self.name)
-        stopped = request.action == "stop"
+        stopped = request.action in ("stop", "drain")
         change = {"state": "stopped" if stopped else "ready", "stopped_by": "operator" if stopped else None}
         self.deployments[request.deployment] = state.model_copy(update=change)
         return self.deployments[request.deployment].model_dump(mode="json")
