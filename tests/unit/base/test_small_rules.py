@@ -199,7 +199,7 @@ def test_exit_codes_have_one_order() -> None:
     assert worst_exit([]) is ExitCode.DONE
     assert worst_exit([ExitCode.CHANGES, ExitCode.UNREACHABLE]) is ExitCode.UNREACHABLE
     assert worst_exit([ExitCode.FAILED, ExitCode.REFUSED, ExitCode.DEGRADED]) is ExitCode.REFUSED
-    assert HTTP_STATUS.status("queue_full") == 429
+    assert HTTP_STATUS.status("queue_full") == 503
     assert HTTP_STATUS.status("never heard of") == 500
 
 
