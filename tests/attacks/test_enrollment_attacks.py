@@ -92,7 +92,11 @@ def test_D2_of_fifty_threads_with_one_token_one_gets_a_certificate(enrollment: E
 
     def one(index: int) -> str | None:
         try:
-            return Enrollment.open(enrollment.authority.directory).enroll(requests[index], source="", now=now()).certificate
+            return (
+                Enrollment.open(enrollment.authority.directory)
+                .enroll(requests[index], source="", now=now())
+                .certificate
+            )
         except RefusedError:
             return None
 

@@ -83,7 +83,9 @@ def test_a_chain_that_was_made_anew_does_not_have_the_head_that_was_kept(tmp_pat
     assert verify_audit(tmp_path / "none.db").entries == 0
 
 
-def test_H10_an_audit_that_cannot_be_written_refuses_the_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_H10_an_audit_that_cannot_be_written_refuses_the_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = RuntimeStore(tmp_path / "runtime.db", tmp_path / "bundle.json")
 
     def full(*_args: object) -> None:
