@@ -11,7 +11,8 @@ from providers.runtime_wheels import install_runtime
 from sbctl.base.clock import rfc3339
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Desired
-from sbctl.node.messages import CertificateInstall, CertificateRemove, CertificateRequest, Method
+from sbctl.node.identity_messages import CertificateInstall, CertificateRemove, CertificateRequest
+from sbctl.node.messages import Method
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext
 

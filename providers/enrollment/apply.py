@@ -8,7 +8,8 @@ from typing import Any, Final
 from providers.comparison import result_of
 from sbctl.base.clock import rfc3339
 from sbctl.base.truths import Desired
-from sbctl.node.messages import EnrollmentInstall, EnrollmentRemove, EnrollmentRequest, Method
+from sbctl.node.identity_messages import EnrollmentInstall, EnrollmentRemove, EnrollmentRequest
+from sbctl.node.messages import Method
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 from providers.comparison import Call, Comparison
 from sbctl.base.errors import StalePlanError
 from sbctl.base.truths import Desired, Recorded
-from sbctl.node.messages import Method, RuntimeCertificate
+from sbctl.node.identity_messages import RuntimeCertificate
+from sbctl.node.messages import Method
 from sbctl.plan.model import Leaf, Step
 from sbctl.provider import PerformContext
 from sbctl.trust.public_certificate import check_pair

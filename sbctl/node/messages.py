@@ -18,12 +18,22 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
 from sbctl.artifacts.model import ArtifactFacts
-from sbctl.base.ids import DIGEST_RE
 from sbctl.base.scrypt import SCRYPT_PATTERN
+from sbctl.node.identity_messages import (
+    CertificateInstall,
+    CertificateRemove,
+    CertificateRequest,
+    EnrollmentAsk,
+    EnrollmentInstall,
+    EnrollmentRemove,
+    EnrollmentRequest,
+    RuntimeCertificate,
+)
+from sbctl.node.params import DIGEST_PATTERN, Params
 from sbctl.node.records import EVENTS_MAX, LINES_MAX
 
 __all__ = [
@@ -39,16 +49,9 @@ __all__ = [
     "BlobFetch",
     "BlobServe",
     "BundleApply",
-    "CertificateInstall",
-    "CertificateRemove",
-    "CertificateRequest",
     "DeploymentAction",
     "EngineInstall",
     "EngineRemove",
-    "EnrollmentAsk",
-    "EnrollmentInstall",
-    "EnrollmentRemove",
-    "EnrollmentRequest",
     "EventsRead",
     "HostDrain",
     "HostMark",
@@ -58,7 +61,6 @@ __all__ = [
     "LogsRead",
     "Method",
     "RuntimeActivate",
-    "RuntimeCertificate",
     "RuntimeConfig",
     "RuntimeInstall",
     "RuntimeRemove",
@@ -67,8 +69,6 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION: Final = 1
-
-_DIGEST = f"^{DIGEST_RE.pattern}$"
 
 
 class Method(StrEnum):
@@ -108,18 +108,14 @@ class Method(StrEnum):
     AUDIT_VERIFY = "audit.verify"
 
 
-class _Params(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
-
-
-class HostMark(_Params):
+class HostMark(Params):
     """Claim the host for one lineage. Refused with `host.other_lineage` when another one holds it. → {"marker": {…}}"""
 
     lineage: str
     host: str
 
 
-class HostUnmark(_Params):
+class HostUnmark(Params):
     """Give the host up: removes the marker and every directory of ours that is empty or ours alone, weights only if asked. → {}
 
     Refused with `host.not_empty` while a runtime is installed.
@@ -129,89 +125,7 @@ class HostUnmark(_Params):
     keep_weights: bool = False
 
 
-class CertificateRequest(_Params):
-    """Make a private key that never leaves the host, and a request for its certificate; one that waits already is found. → {"request": PEM}"""
-
-    lineage: str
-    node_id: str = Field(min_length=1, max_length=128)
-
-
-class CertificateInstall(_Params):
-    """Take an identity into use: verified as a whole beside the old one, then switched at once; the old one comes back when a running runtime
-    refuses the new one. → {"fingerprint", "identity_epoch", "issuer", "revocations"}
-
-    `certificate` None keeps the one that is there, with its key and document, and renews what stands around it. The key is the requested one;
-    with a PKI of the user's own it comes beside the call as the secret `node_key`, or is at `key_file` on the host, and there is neither document
-    nor authority key.
-    """
-
-    lineage: str
-    certificate: str | None = Field(default=None, max_length=262_144)
-    ca: str = Field(max_length=262_144)
-    identity: str | None = Field(default=None, max_length=131_072)
-    authority_key: str | None = Field(default=None, max_length=256)
-    """Public keys, one a line."""
-    revocations: str | None = Field(default=None, max_length=4_194_304)
-    key_file: str | None = Field(default=None, max_length=4096, pattern="^/")
-    operator_time: str = Field(max_length=40)
-    """RFC 3339: a host whose clock is far from it installs nothing."""
-
-
-class CertificateRemove(_Params):
-    """Remove keys, certificates and requests. → {"removed": bool}"""
-
-    lineage: str
-
-
-class EnrollmentRequest(_Params):
-    """Make the two keys that an enrollment server issues with, which never leave the host; those of this `rotation` are found. → {"request": PEM,
-    "verifying_key"}"""
-
-    lineage: str
-    rotation: int = Field(ge=0)
-
-
-class EnrollmentInstall(_Params):
-    """Have the enrollment server run with this, restarted when something of it changed. → {"content_sha256", "unit_sha256", "fingerprint"}
-
-    `certificate` is of its CA; `roots`, `authority_keys` and `revocations` are what hosts trust, believe and refuse.
-    """
-
-    lineage: str
-    version: str = Field(max_length=64)
-    cluster_id: str = Field(max_length=128)
-    server_name: str = Field(max_length=253)
-    node_id: str = Field(max_length=128)
-    bind_address: str = Field(max_length=64)
-    port: int = Field(ge=1, le=65535)
-    validity_hours: int = Field(ge=1)
-    reserved: tuple[Annotated[str, Field(max_length=128)], ...] = Field(max_length=10_000)
-    certificate: str = Field(max_length=262_144)
-    delegation: str = Field(max_length=65_536)
-    roots: str = Field(max_length=262_144)
-    authority_keys: str = Field(max_length=256)
-    revocations: str = Field(max_length=4_194_304)
-    operator_time: str = Field(max_length=40)
-
-
-class EnrollmentRemove(_Params):
-    """Stop the enrollment server and remove its unit, keys, tokens and ledger. → {"removed": bool}"""
-
-    lineage: str
-
-
-class EnrollmentAsk(_Params):
-    """Ask the running enrollment server. → as its control socket answers
-
-    `token_create` takes `roles`, `labels`, `node_id`, `ttl_s` in `asked`, and `token_revoke` the `id`.
-    """
-
-    lineage: str
-    action: Literal["status", "token_list", "token_create", "token_revoke", "nodes"]
-    asked: dict[str, Any] = Field(default_factory=dict, max_length=8)
-
-
-class HostDrain(_Params):
+class HostDrain(Params):
     """Admit no new requests, and wait for those that run at most `deadline_s`. → {"running", "active_requests", "finished"}
 
     `by` names the operator whose drain holds over restarts until `host.resume`; None: an apply's own, which ends with its lease on the host.
@@ -221,27 +135,27 @@ class HostDrain(_Params):
     deadline_s: float = Field(default=60.0, ge=0, le=86_400)
 
 
-class HostResume(_Params):
+class HostResume(Params):
     """Take a drain back: an operator's (`persistent`) or an apply's own. → {"was_drained": bool}"""
 
     persistent: bool
 
 
-class WheelFile(_Params):
+class WheelFile(Params):
     """One file of a wheelhouse, already put on the host under its digest."""
 
     filename: str = Field(pattern=r"^[A-Za-z0-9._+-]{1,200}\.whl$")
-    sha256: str = Field(pattern=_DIGEST)
+    sha256: str = Field(pattern=DIGEST_PATTERN)
 
 
-class StandalonePython(_Params):
+class StandalonePython(Params):
     """A standalone Python as an archive that was put on the host under its digest. It is unpacked once, to `<opt>/python/<12 digits of it>`."""
 
-    sha256: str = Field(pattern=_DIGEST)
+    sha256: str = Field(pattern=DIGEST_PATTERN)
     program: str = Field(pattern=r"^bin/python3\.[0-9]{1,2}$")
 
 
-class RuntimeInstall(_Params):
+class RuntimeInstall(Params):
     """Create `<opt>/<version>` from wheels that were put, offline, hashes required; nothing is switched yet. → {"path": str}
 
     With `standalone` its program is the interpreter, and `python` is empty: whichever the host has does the work.
@@ -254,7 +168,7 @@ class RuntimeInstall(_Params):
     wheels: tuple[WheelFile, ...]
 
 
-class AdminOperator(_Params):
+class AdminOperator(Params):
     """Somebody who logs in at the admin API. The hash is scrypt's, salted: what `sbctl admin hash-password` prints."""
 
     username: str = Field(min_length=1, max_length=128, pattern=r"^[^|:\x00-\x1f]+$")
@@ -262,7 +176,7 @@ class AdminOperator(_Params):
     role: Literal["read_only", "admin"] = "admin"
 
 
-class RuntimeConfig(_Params):
+class RuntimeConfig(Params):
     """What `sbctl-runtime serve` reads from `<etc>/runtime.json`; nothing here changes without a restart."""
 
     schema_version: Literal[1] = 1
@@ -301,7 +215,7 @@ class RuntimeConfig(_Params):
     """Secrets for external providers, sent in the same way."""
 
 
-class RuntimeActivate(_Params):
+class RuntimeActivate(Params):
     """Make `version` the running runtime with this configuration and trust.
 
     Writes `runtime.json`, `trust.json` and secrets (`admin_password`, sent beside the call; generated when absent; those of `egress` and `provider_keys`), renders and verifies
@@ -315,24 +229,13 @@ class RuntimeActivate(_Params):
     trust_envelope: str
 
 
-class RuntimeCertificate(_Params):
-    """Install the API's public certificate; its private key is the secret `tls_key`, sent beside the call. → {"fingerprint", "used": bool}
-
-    Verified as a pair, written as one file that only root (or the runtime's user) can read, and handed to a running runtime that serves TLS,
-    which shows it from the next handshake on.
-    """
-
-    lineage: str
-    chain: str = Field(max_length=65_536)
-
-
-class RuntimeRemove(_Params):
+class RuntimeRemove(Params):
     """Stop the runtime and its engines, remove unit, programs, configuration, secrets and state; not the cache. → {}"""
 
     lineage: str
 
 
-class LibraryFile(_Params):
+class LibraryFile(Params):
     """A shared library for hosts that lack it: `member` of a wheel, installed as `name`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._+-]{1,100}$")
@@ -340,22 +243,22 @@ class LibraryFile(_Params):
     version: str
     wheel: WheelFile
     member: str = Field(max_length=256)
-    sha256: str = Field(pattern=_DIGEST)
+    sha256: str = Field(pattern=DIGEST_PATTERN)
 
 
-class EngineArchive(_Params):
+class EngineArchive(Params):
     """A release of an engine, or its source: one gzipped tar, by digest. `tag` is the version that the program must say."""
 
     filename: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.tar\.gz$")
     url: str = Field(max_length=1024)
-    sha256: str = Field(pattern=_DIGEST)
+    sha256: str = Field(pattern=DIGEST_PATTERN)
     tag: str = Field(pattern="^b[0-9]{1,9}$")
     acceleration: Literal["cpu", "cuda", "vulkan", "metal"]
     is_source: bool
     installed_bytes: int = Field(gt=0)
 
 
-class EngineInstall(_Params):
+class EngineInstall(Params):
     """Install an engine of our own; deployments that run on what it replaces are restarted. → {"path", "version", "digest", "restarted"}
 
     A wheel (`launch: wheel`) or an archive (`launch: binary`): put by digest, or fetched when `pull`. `libraries` are used only where the
@@ -375,14 +278,14 @@ class EngineInstall(_Params):
     delivery: Literal["pull", "push"]
 
 
-class EngineRemove(_Params):
+class EngineRemove(Params):
     """Remove an engine that we installed; one found on PATH is not ours. → {"removed": bool}"""
 
     engine: Literal["llama_cpp"]
     version: str
 
 
-class ArtifactPull(_Params):
+class ArtifactPull(Params):
     """Fetch, verify and publish into the host's cache; a complete one is found by its seal. Then the cache is brought within its budget.
 
     → `artifacts.answers.Pulled`. `offline`: only what is on the host is used. `pinned`: no collection takes it; None leaves that as it is.
@@ -393,20 +296,20 @@ class ArtifactPull(_Params):
     pinned: bool | None = None
 
 
-class ArtifactImport(_Params):
+class ArtifactImport(Params):
     """Publish files that were put by their digests. → `artifacts.answers.Pulled`"""
 
     artifact: ArtifactFacts
     pinned: bool | None = None
 
 
-class ArtifactRemove(_Params):
+class ArtifactRemove(Params):
     """Remove one artifact; its blobs go when nothing else names them. Refused with `artifact.in_use` while leased. → {"removed", "reclaimed_bytes"}"""
 
-    artifact: str = Field(pattern=_DIGEST)
+    artifact: str = Field(pattern=DIGEST_PATTERN)
 
 
-class ArtifactList(_Params):
+class ArtifactList(Params):
     """What the host's cache holds. Reads only. → `artifacts.answers.CacheListing`
 
     `wanted`: artifacts of which it is told whether another program on the host has their files.
@@ -415,13 +318,13 @@ class ArtifactList(_Params):
     wanted: tuple[ArtifactFacts, ...] = Field(default=(), max_length=4096)
 
 
-class ArtifactVerify(_Params):
+class ArtifactVerify(Params):
     """Read every byte of an artifact; bad ones are set aside and its deployments are told. → `artifacts.answers.Verified`"""
 
-    artifact: str = Field(pattern=_DIGEST)
+    artifact: str = Field(pattern=DIGEST_PATTERN)
 
 
-class ArtifactPrune(_Params):
+class ArtifactPrune(Params):
     """Remove blobs that no artifact names, then what the budget has no room for; `everything`: also unfinished downloads and what was
     quarantined. → `artifacts.answers.Pruned`"""
 
@@ -429,29 +332,29 @@ class ArtifactPrune(_Params):
     everything: bool = False
 
 
-class BlobServe(_Params):
+class BlobServe(Params):
     """Offer blobs that were put here, or that the model cache has, to neighbours over TLS for as long as this channel is open.
 
     The secret `token` is sent beside the call; `peers` are the only addresses that are answered, `bind` is the address that is listened on.
     Called again, it offers more. → {"port", "certificate_sha256", "missing": [digest…]}
     """
 
-    digests: tuple[Annotated[str, Field(pattern=_DIGEST)], ...] = Field(max_length=4096)
+    digests: tuple[Annotated[str, Field(pattern=DIGEST_PATTERN)], ...] = Field(max_length=4096)
     peers: tuple[Annotated[str, Field(max_length=253)], ...] = Field(max_length=4096)
     bind: str = Field(min_length=1, max_length=253)
 
 
-class BlobFetch(_Params):
+class BlobFetch(Params):
     """Fetch one blob from a neighbour that serves it, as if it had been put here; the secret `token` is sent beside the call. → {"fetched_bytes"}"""
 
-    sha256: str = Field(pattern=_DIGEST)
+    sha256: str = Field(pattern=DIGEST_PATTERN)
     size_bytes: int = Field(gt=0)
     address: str = Field(min_length=1, max_length=253)
     port: int = Field(gt=0, le=65535)
-    certificate_sha256: str = Field(pattern=_DIGEST)
+    certificate_sha256: str = Field(pattern=DIGEST_PATTERN)
 
 
-class BundleApply(_Params):
+class BundleApply(Params):
     """Hand a signed bundle to the runtime: verified, fenced, prepared, committed as one transaction. → {"revision", "content_digest", "report"}
 
     `expected_revision` is compared and set: the revision the operator planned from, None when the runtime had none.
@@ -461,7 +364,7 @@ class BundleApply(_Params):
     expected_revision: int | None = None
 
 
-class DeploymentAction(_Params):
+class DeploymentAction(Params):
     """Load, stop, drain or reset one deployment now, as a job of the runtime; desired state is untouched. → the status row
 
     `by` names the operator in the audit. `drain_s`: how long a drain lets requests run; None: to their end, within the runtime's bounds.
@@ -473,7 +376,7 @@ class DeploymentAction(_Params):
     drain_s: float | None = Field(default=None, ge=0, le=86_400)
 
 
-class LogsRead(_Params):
+class LogsRead(Params):
     """Lines of the runtime's log and of what engines print. Reads only. → LogsAnswer
 
     Without a `cursor` the newest `lines`, of the last `since_s` seconds; with one what came behind it, as far as an answer holds.
@@ -485,7 +388,7 @@ class LogsRead(_Params):
     deployment: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-class EventsRead(_Params):
+class EventsRead(Params):
     """What the runtime remembers. Reads only. → EventsAnswer
 
     Without `after` the newest `limit`, of the last `since_s` seconds; with it what came behind that number.
@@ -497,14 +400,14 @@ class EventsRead(_Params):
     deployment: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-class AuditVerify(_Params):
+class AuditVerify(Params):
     """Walk the audit chain of the runtime. Reads only. → AuditAnswer
 
     With `seq` and `digest`, as an earlier walk found its head, that entry has to be there still.
     """
 
     seq: int | None = Field(default=None, ge=0)
-    digest: str | None = Field(default=None, pattern=_DIGEST)
+    digest: str | None = Field(default=None, pattern=DIGEST_PATTERN)
 
 
 PARAMS: Final[dict[Method, type[BaseModel]]] = {

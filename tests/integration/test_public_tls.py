@@ -19,7 +19,7 @@ import pytest
 
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.secret import Secret
-from sbctl.node.messages import RuntimeCertificate
+from sbctl.node.identity_messages import RuntimeCertificate
 from sbctl.node.paths import PREFIX_VARIABLE
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.public_tls_ops import install_public_certificate

@@ -15,7 +15,7 @@ from sbctl.base import fs
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import HostError, InputError, RefusedError
 from sbctl.base.secret import Secret
-from sbctl.node.messages import CertificateInstall, CertificateRemove, CertificateRequest
+from sbctl.node.identity_messages import CertificateInstall, CertificateRemove, CertificateRequest
 from sbctl.node.records import EventKind
 from sbctl.runtime.event_log import record_event
 from sbctl.runtime.identity_files import IdentityFiles

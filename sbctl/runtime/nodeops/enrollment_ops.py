@@ -19,7 +19,7 @@ from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json, fingerprint, sha256_bytes
 from sbctl.base.errors import HostError, InputError, SbctlError
 from sbctl.base.secret import Secret
-from sbctl.node.messages import EnrollmentAsk, EnrollmentInstall, EnrollmentRemove, EnrollmentRequest
+from sbctl.node.identity_messages import EnrollmentAsk, EnrollmentInstall, EnrollmentRemove, EnrollmentRequest
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sbctl.base import fs
 from sbctl.base.errors import InputError
 from sbctl.base.flock import exclusive
-from sbctl.node.messages import RuntimeCertificate
+from sbctl.node.identity_messages import RuntimeCertificate
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage

@@ -13,7 +13,7 @@ import pytest
 from sbctl.base import fs
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import SbctlError
-from sbctl.node.messages import CertificateInstall, CertificateRemove, CertificateRequest
+from sbctl.node.identity_messages import CertificateInstall, CertificateRemove, CertificateRequest
 from sbctl.runtime.identity_files import IdentityFiles, installed_state
 from sbctl.runtime.nodeops.certificate_ops import install_certificate, remove_certificate, request_certificate
 from sbctl.runtime.nodeops.context import NodeContext
