@@ -47,7 +47,7 @@ SWITCHES = {
 }  # fmt: skip
 VALUED = {
     "--model", "--alias", "--host", "--port", "--ctx-size", "--parallel", "--threads", "--threads-batch", "--threads-http",
-    "--batch-size", "--ubatch-size", "--n-gpu-layers", "--flash-attn", "--seed", "--load-mode", "--fit", "--cache-ram", "--timeout",
+    "--batch-size", "--ubatch-size", "--n-gpu-layers", "--flash-attn", "--seed", "--load-mode", "--fit", "--cache-ram", "--ctx-checkpoints", "--timeout",
     "--cache-type-k", "--cache-type-v", "--lora-scaled", "--pooling",
 }  # fmt: skip
 SHORT = {"-m": "--model", "-a": "--alias", "-c": "--ctx-size", "-np": "--parallel", "-t": "--threads", "-ngl": "--n-gpu-layers",
