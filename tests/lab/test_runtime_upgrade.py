@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sbctl import __version__
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.secret import Secret
@@ -55,7 +56,8 @@ def reinstall(session: HostSession, directory: Path, *versions: str) -> None:
     there = session.snapshot(60.0).runtime.installed_versions
     for version in versions:
         if version not in there:
-            install(session, directory, own=other_wheel(version, BROKEN_SERVE if version == BROKEN else None))
+            own = None if version == __version__ else other_wheel(version, BROKEN_SERVE if version == BROKEN else None)
+            install(session, directory, own=own)
 
 
 def test_three_upgrades_in_a_row_lose_no_request(session: HostSession, host: LabHost, tmp_path: Path) -> None:
@@ -124,12 +126,13 @@ def test_https_through_an_upgrade_and_renewals_loses_no_request(
     """The socket unit owns the port, root's file comes as a credential, and files that only root may read are watched."""
     trusted = ssl.create_default_context(cadata=public_ca().decode())
     trusted.check_hostname = False
-    reinstall(session, tmp_path, NEXT)
+    reinstall(session, tmp_path, __version__)
     first = send_certificate(session, issue(NAME))
     call(session, "runtime.activate", activation(**SECURED))
     assert session.snapshot(60.0).runtime.tls.used == first  # type: ignore[union-attr]
     assert host.ssh("stat -c '%U %a' /etc/sbctl/secrets/tls_api.pem").strip() == "root 600"
     with Load(host.address, port=8443, tls=trusted) as load:
+        reinstall(session, tmp_path, NEXT)
         call(session, "runtime.activate", activation(NEXT, **SECURED))
         second = send_certificate(session, issue(NAME))
         assert session.snapshot(60.0).runtime.tls.used == second  # type: ignore[union-attr]
