@@ -17,6 +17,7 @@ from sbctl.artifacts.fetcher import Fetcher, transport_error
 from sbctl.artifacts.formats.architectures import model_shape
 from sbctl.artifacts.formats.gguf import GgufHeader, parse_gguf
 from sbctl.artifacts.formats.shape import ModelShape
+from sbctl.artifacts.http_answers import status_error
 from sbctl.artifacts.hub import HubRepository, file_url
 from sbctl.base.errors import ArtifactError
 from sbctl.base.limits import GGUF_HEADER_MAX_BYTES, MIB
@@ -58,9 +59,7 @@ async def remote_shape(fetcher: Fetcher, found: HubRepository, paths: list[str])
 
     Raises DamagedHeaderError `artifact.header_damaged` for a file that is no GGUF or lies about itself, ArtifactError of the transport.
     """
-    headers = [await _header(fetcher, found, path) for path in paths]
-    headers.sort(key=lambda header: header.metadata.get("general.architecture") == "clip")
-    return model_shape(headers) if headers else None
+    return model_shape([await _header(fetcher, found, path) for path in paths])
 
 
 async def _header(fetcher: Fetcher, found: HubRepository, path: str) -> GgufHeader:
@@ -73,7 +72,10 @@ async def _header(fetcher: Fetcher, found: HubRepository, path: str) -> GgufHead
         except _MoreNeededError:
             continue
     raise ArtifactError(
-        "artifact.header_damaged", f"the header is longer than {GGUF_HEADER_MAX_BYTES} bytes", place=shown(url)
+        "artifact.header_damaged",
+        f"the header is longer than {GGUF_HEADER_MAX_BYTES} bytes",
+        place=shown(url),
+        next_step="choose another file or repository: no engine of ours reads such a header",
     )
 
 
@@ -81,13 +83,7 @@ async def _beginning(fetcher: Fetcher, url: URL, wanted: int) -> bytes:
     """The first bytes; a server that sends the whole file is left once it has sent enough."""
     async with fetcher.open(url, {"Range": f"bytes=0-{wanted - 1}"}) as response:
         if response.status not in (200, 206):
-            raise ArtifactError(
-                "artifact.http_status",
-                f"the server answered {response.status}",
-                place=shown(url),
-                retryable=response.status >= 500,
-                detail={"status": response.status},
-            )
+            raise status_error(response, url)
         data = bytearray()
         try:
             async for chunk in response.content.iter_any():

@@ -20,6 +20,7 @@ from yarl import URL
 
 from sbctl.artifacts.fetch_policy import parse_url, shown
 from sbctl.artifacts.fetcher import Fetcher
+from sbctl.artifacts.hub import file_url
 from sbctl.artifacts.member_path import is_safe_member
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
 from sbctl.artifacts.pypi import PypiReference, parse_pypi, resolve
@@ -148,7 +149,7 @@ async def locate(source: Source, file: ArtifactFile, facts: ArtifactFacts, fetch
     single = len(facts.files) == 1
     match source:
         case HfSource(repository, revision):
-            return Location(url=_hub_url(fetcher, repository, revision or facts.revision or "main", file.path))
+            return Location(url=file_url(fetcher, repository, revision or facts.revision or "main", file.path))
         case UrlSource(url, member):
             if member is None and url.path.endswith("/"):
                 return Location(url=url.join(URL(quote(file.path), encoded=True)))
@@ -164,11 +165,6 @@ async def locate(source: Source, file: ArtifactFile, facts: ArtifactFacts, fetch
         f"the source names one file and the artifact {facts.model}:{facts.variant} has {len(facts.files)}",
         place=display_safe(str(source), max_chars=200),
     )
-
-
-def _hub_url(fetcher: Fetcher, repository: str, revision: str, path: str) -> URL:
-    base = str(fetcher.settings.hf_endpoint).rstrip("/")
-    return parse_url(f"{base}/{repository}/resolve/{quote(revision, safe='')}/{quote(path)}")
 
 
 def _local_file(path: Path, relative: str, *, single: bool) -> Path:

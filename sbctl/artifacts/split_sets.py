@@ -10,9 +10,24 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["split_problem"]
+__all__ = ["parts_of", "set_name", "split_problem"]
 
 _PART_RE: Final = re.compile(r"(?P<name>.+)-(?P<part>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\.[A-Za-z0-9]+)")
+
+
+def set_name(path: str) -> str:
+    """The same for every file of a set, and for no other; a file that is in no set is its own."""
+    match = _PART_RE.fullmatch(path)
+    return path if match is None else f"{match['name']}-of-{match['count']}{match['ending']}"
+
+
+def parts_of(path: str) -> list[str]:
+    """Every file of the set that `path` belongs to, in order; a file that is in no set is alone."""
+    match = _PART_RE.fullmatch(path)
+    if match is None:
+        return [path]
+    name, count, ending = match["name"], match["count"], match["ending"]
+    return [f"{name}-{number:05d}-of-{count}{ending}" for number in range(1, int(count) + 1)]
 
 
 def split_problem(paths: Iterable[str]) -> str | None:

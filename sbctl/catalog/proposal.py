@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.hub import HubFile, HubRepository
+from sbctl.artifacts.split_sets import parts_of, set_name
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import InputError
 from sbctl.base.limits import MIB
@@ -21,7 +22,6 @@ from sbctl.base.suggest import did_you_mean
 
 __all__ = ["Asked", "Proposal", "choose_files", "propose", "quantisation", "shape_data"]
 
-_SPLIT_RE: Final = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE)
 _QUANT_RE: Final = re.compile(
     r"(?:^|[-._])((?:IQ|TQ|Q)[1-9](?:_[0-9A-Z]+)*|MXFP4(?:_MOE)?|NVFP4|BF16|F16|FP16|F32)(?=[-._]|$)", re.IGNORECASE
 )
@@ -137,21 +137,17 @@ def _choices(found: HubRepository) -> str:
 
 
 def _gguf_sets(files: Iterable[HubFile]) -> dict[str, list[str]]:
-    """GGUF models by what names them: a file, or the stem of a split set."""
+    """GGUF models by what names them: a file, or a split set."""
     sets: dict[str, list[str]] = {}
     for file in files:
         name = PurePosixPath(file.path).name.lower()
         if name.endswith(".gguf") and not any(word in name for word in _ASIDE):
-            split = _SPLIT_RE.fullmatch(file.path)
-            sets.setdefault(f"{split['stem']}/{split['count']}" if split else file.path, []).append(file.path)
+            sets.setdefault(set_name(file.path), []).append(file.path)
     return {key: sorted(paths) for key, paths in sets.items()}
 
 
 def _whole_set(found: HubRepository, path: str) -> list[str]:
-    split = _SPLIT_RE.fullmatch(path)
-    if split is None:
-        return [path]
-    parts = [f"{split['stem']}-{number:05d}-of-{split['count']}.gguf" for number in range(1, int(split["count"]) + 1)]
+    parts = parts_of(path)
     missing = [part for part in parts if part not in found.files]
     if missing:
         raise InputError(

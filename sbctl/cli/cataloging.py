@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -34,23 +34,13 @@ from sbctl.config.catalog_file import read_catalog_file
 from sbctl.config.diagnose import Report
 from sbctl.config.reader import parse_yaml
 
-__all__ = ["Added", "Finding", "Updated", "add", "catalog_path", "check", "proposed", "update"]
+__all__ = ["Finding", "Updated", "add", "catalog_path", "check", "proposed", "update"]
 
 _DEFAULT_NAME: Final = "catalog.yml"
 _BRANCH: Final = "main"
 T = TypeVar("T")
 
 Verdict = Literal["true", "newer", "false", "unchecked"]
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """What `add` did. `changed` is False when the very entry was there."""
-
-    proposal: Proposal
-    path: Path
-    changed: bool
-    gated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +102,11 @@ def proposed(reference: str, files: Sequence[str], asked: Asked) -> tuple[Propos
     return _with_fetcher(ask)
 
 
-def add(proposal: Proposal, gated: bool, path: Path) -> Added:
-    """Put an entry into the catalog at `path`, which is made if it is not there. Raises RefusedError `catalog.variant_exists`."""
+def add(proposal: Proposal, path: Path) -> bool:
+    """Put an entry into the catalog at `path`, which is made if it is not there; False when the very entry was there.
+
+    Raises RefusedError `catalog.variant_exists`, InputError `catalog.entry_invalid`, ConfigError for a catalog with errors.
+    """
     text = _text(path)
     document = _checked(path) if path.exists() else None
     model = document.models.get(proposal.model_id) if document is not None else None
@@ -121,7 +114,7 @@ def add(proposal: Proposal, gated: bool, path: Path) -> Added:
     present = next((one for one in model.variants if one.id == variant_id), None) if model is not None else None
     if present is not None:
         if _same_bytes(present, proposal.variant["files"]):
-            return Added(proposal, path, False, gated)
+            return False
         raise RefusedError(
             "catalog.variant_exists",
             f"the catalog has {proposal.model_id}:{variant_id} already, with other files",
@@ -133,7 +126,7 @@ def add(proposal: Proposal, gated: bool, path: Path) -> Added:
     else:
         changed = with_variant(text, proposal.model_id, proposal.variant)
     _write(path, changed)
-    return Added(proposal, path, True, gated)
+    return True
 
 
 def check(path: Path, wanted: Sequence[str]) -> list[Finding]:
@@ -187,7 +180,7 @@ async def _with_configuration(fetcher: Fetcher, found: HubRepository, asked: Ask
     for block in (told, inner if isinstance(inner, Mapping) else {}):
         tokens = block.get("max_position_embeddings")
         if asked.context_length is None and isinstance(tokens, int) and tokens > 0:
-            return Asked(asked.model_id, asked.variant_id, asked.license, tokens, asked.min_memory_bytes)
+            return replace(asked, context_length=tokens)
     return asked
 
 

@@ -5,16 +5,23 @@ Order means nothing. What a node holds of it comes from an apply, or from the au
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from sbctl.base import strict_json
 from sbctl.base.errors import InputError
+from sbctl.trust.envelope import open_envelope
 from sbctl.trust.keys import parse_public_key
 
 __all__ = ["AuthorityKeys"]
 
 _MOST: Final = 2
+
+Document = TypeVar("Document", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +49,26 @@ class AuthorityKeys:
     def signers(self) -> Mapping[str, str]:
         """As `open_envelope` takes them."""
         return {f"authority-{number}": key for number, key in enumerate(self.keys, 1)}
+
+    def open_document(
+        self,
+        envelope_text: str,
+        payload_type: str,
+        model: type[Document],
+        *,
+        invalid: Callable[[str], InputError],
+        max_bytes: int,
+        max_depth: int,
+    ) -> Document:
+        """What the authority signed, as `model`.
+
+        Raises what `invalid` makes of where the content is wrong and why; InputError `envelope.*`, `json.invalid`; RefusedError `envelope.bad_signature`, `envelope.wrong_type`.
+        """
+        opened = open_envelope(envelope_text, payload_type, self.signers(), max_bytes=max_bytes)
+        document = strict_json.loads(opened.payload, max_bytes=max_bytes, max_depth=max_depth)
+        try:
+            return model.model_validate_json(json.dumps(document))
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the top"
+            raise invalid(f"{where}: {first['msg']}") from None

@@ -9,19 +9,17 @@ authority, ends with it, and is taken away with it: a revocation entry of the na
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from sbctl.base import strict_json
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import DIGEST_RE
 from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import read_chain
-from sbctl.trust.envelope import open_envelope, sign_envelope
+from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.identity import CLOCK_SKEW_S, IdentityClaims
 from sbctl.trust.keys import SigningKey
 from sbctl.trust.revocation import RevocationList
@@ -67,18 +65,22 @@ def sign_delegation(delegation: Delegation, key: SigningKey, keyid: str) -> str:
 
 def open_delegation(envelope_text: str, keys: AuthorityKeys) -> Delegation:
     """Raises InputError `delegation.invalid`, `envelope.*`; RefusedError `envelope.bad_signature`, `envelope.wrong_type`."""
-    opened = open_envelope(envelope_text, DELEGATION_PAYLOAD_TYPE, keys.signers(), max_bytes=_MAX_BYTES)
-    document = strict_json.loads(opened.payload, max_bytes=_MAX_BYTES, max_depth=4)
-    try:
-        return Delegation.model_validate_json(json.dumps(document))
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise InputError(
-            "delegation.invalid",
-            f"the delegation is wrong at {where}: {first['msg']}",
-            next_step="the authority that signed it is of another version of sbctl: use the same one there and here",
-        ) from None
+    return keys.open_document(
+        envelope_text,
+        DELEGATION_PAYLOAD_TYPE,
+        Delegation,
+        invalid=_invalid,
+        max_bytes=_MAX_BYTES,
+        max_depth=4,
+    )
+
+
+def _invalid(where: str) -> InputError:
+    return InputError(
+        "delegation.invalid",
+        f"the delegation is wrong at {where}",
+        next_step="the authority that signed it is of another version of sbctl: use the same one there and here",
+    )
 
 
 def check_delegation(delegation: Delegation, revocations: RevocationList | None, *, now: datetime) -> None:

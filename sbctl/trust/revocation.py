@@ -6,18 +6,16 @@ the authority's key with a revision that only grows. Expired identities leave th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from sbctl.base import strict_json
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import DIGEST_RE
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.envelope import open_envelope, sign_together
+from sbctl.trust.envelope import sign_together
 from sbctl.trust.identity import IdentityClaims
 from sbctl.trust.keys import SigningKey
 
@@ -65,18 +63,22 @@ def sign_revocations(listed: RevocationList, keys: Mapping[str, SigningKey]) -> 
 
 def open_revocations(envelope_text: str, keys: AuthorityKeys) -> RevocationList:
     """A list signed by the authority. Raises InputError `revocations.invalid`, `envelope.*`; RefusedError `envelope.bad_signature`."""
-    opened = open_envelope(envelope_text, REVOCATION_PAYLOAD_TYPE, keys.signers(), max_bytes=_MAX_BYTES)
-    document = strict_json.loads(opened.payload, max_bytes=_MAX_BYTES, max_depth=8)
-    try:
-        return RevocationList.model_validate_json(json.dumps(document))
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise InputError(
-            "revocations.invalid",
-            f"the revocation list is wrong at {where}: {first['msg']}",
-            next_step="the authority that signed it is of another version of sbctl: use the same one there and here",
-        ) from None
+    return keys.open_document(
+        envelope_text,
+        REVOCATION_PAYLOAD_TYPE,
+        RevocationList,
+        invalid=_invalid,
+        max_bytes=_MAX_BYTES,
+        max_depth=8,
+    )
+
+
+def _invalid(where: str) -> InputError:
+    return InputError(
+        "revocations.invalid",
+        f"the revocation list is wrong at {where}",
+        next_step="the authority that signed it is of another version of sbctl: use the same one there and here",
+    )
 
 
 def revoked(listed: RevocationList, entry: Revocation, *, now_unix_secs: int) -> RevocationList:

@@ -100,7 +100,13 @@ class _Keys:
 
 
 def model_shape(headers: Sequence[GgufHeader]) -> ModelShape | None:
-    """Of one model, also where it is split over files: the first one has the keys. None: the header describes no model that could be sized."""
+    """Of one model, also where it is split over files: the first one has the keys, and a projector for images only adds bytes.
+
+    None: no header, or none that describes a model that could be sized.
+    """
+    headers = sorted(headers, key=lambda header: header.metadata.get("general.architecture") == "clip")
+    if not headers:
+        return None
     first = headers[0]
     architecture = first.metadata.get("general.architecture")
     if not isinstance(architecture, str) or not 0 < len(architecture) <= 64:
@@ -147,9 +153,7 @@ def read_shape(paths: Sequence[Path]) -> ModelShape | None:
     None: none is GGUF that describes a model. Never raises: weights that cannot be sized may still be served.
     """
     try:
-        headers = [read_gguf(path) for path in paths]
-        headers.sort(key=lambda header: header.metadata.get("general.architecture") == "clip")
-        return model_shape(headers) if headers else None
+        return model_shape([read_gguf(path) for path in paths])
     except (ArtifactError, OSError):
         return None
 

@@ -45,14 +45,14 @@ def add(
     asked = Asked(model_id, variant, license_id, context)
     proposal, gated = cataloging.proposed(reference, files or (), asked)
     path = cataloging.catalog_path(catalog, file)
-    added = None if show else cataloging.add(proposal, gated, path)
+    changed = not show and cataloging.add(proposal, path)
     if format is OutputFormat.JSON:
         body = entry_body(proposal.model_id, proposal.model, proposal.variant)
-        print_json("catalog add", {**body, "catalog": str(path), "changed": added is not None and added.changed})
+        print_json("catalog add", {**body, "catalog": str(path), "changed": changed})
         return ExitCode.DONE
     result(entry_text(proposal.model_id, proposal.model, proposal.variant))
-    if added is not None:
-        note(f"{'added to' if added.changed else 'already in'} {path}")
+    if not show:
+        note(f"{'added to' if changed else 'already in'} {path}")
     if gated:
         note("its terms must be accepted on the hub; hosts that fetch it need a token (HF_TOKEN)")
     if license_of(proposal.model["license"]).restrictive:

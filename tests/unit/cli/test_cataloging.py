@@ -42,22 +42,21 @@ def entry(path: Path, model: str, variant: str) -> Any:
     return next(one for one in document.models[model].variants if one.id == variant)
 
 
-def added(path: Path, *arguments: str, **asked: Any) -> cataloging.Added:
-    proposal, gated = cataloging.proposed(arguments[0], arguments[1:], Asked(**asked))
-    return cataloging.add(proposal, gated, path)
+def added(path: Path, *arguments: str, **asked: Any) -> bool:
+    proposal, _gated = cataloging.proposed(arguments[0], arguments[1:], Asked(**asked))
+    return cataloging.add(proposal, path)
 
 
 def test_a_model_is_pinned_to_its_commit_and_digests(server: FakeHub, tmp_path: Path) -> None:
     commit = server.publish("Qwen/Qwen3-8B-GGUF", {"Qwen3-8B-Q4_K_M.gguf": GGUF, "README.md": b"x"}, **CARD)
     catalog = tmp_path / "catalog.yml"
-    done = added(catalog, "hf:Qwen/Qwen3-8B-GGUF")
+    assert added(catalog, "hf:Qwen/Qwen3-8B-GGUF")
     variant = entry(catalog, "qwen3-8b", "q4_k_m")
-    assert done.changed
     assert (variant.source, variant.revision) == ("hf:Qwen/Qwen3-8B-GGUF", commit)
     assert [(file.path, file.sha256, file.size_bytes) for file in variant.files] == [
         ("Qwen3-8B-Q4_K_M.gguf", hashlib.sha256(GGUF).hexdigest(), len(GGUF))
     ]
-    assert not added(catalog, "hf:Qwen/Qwen3-8B-GGUF").changed
+    assert not added(catalog, "hf:Qwen/Qwen3-8B-GGUF")
 
 
 def test_small_files_are_fetched_to_learn_their_digests(server: FakeHub, tmp_path: Path) -> None:
@@ -141,8 +140,9 @@ def test_a_gated_repository_needs_the_token_and_it_is_not_kept(
     with pytest.raises(ArtifactError, match=r"hub\.refused"):
         cataloging.proposed("hf:Org/Gated", (), Asked())
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
-    done = added(tmp_path / "c.yml", "hf:Org/Gated")
-    assert done.gated
+    proposal, gated = cataloging.proposed("hf:Org/Gated", (), Asked())
+    assert gated
+    assert cataloging.add(proposal, tmp_path / "c.yml")
     assert "hf_canary" not in (tmp_path / "c.yml").read_text()
 
 
@@ -224,7 +224,7 @@ def test_another_model_under_the_same_id_is_refused(server: FakeHub, tmp_path: P
     server.publish("Org/One", {"a-Q4_0.gguf": LARGER}, **CARD)
     with pytest.raises(RefusedError, match=r"catalog\.variant_exists"):
         added(catalog, "hf:Org/One")
-    assert added(catalog, "hf:Org/One", variant_id="later").changed
+    assert added(catalog, "hf:Org/One", variant_id="later")
 
 
 def test_a_catalog_with_errors_is_not_touched(server: FakeHub, tmp_path: Path) -> None:
