@@ -155,8 +155,8 @@ class PostgresBackend:
             try:
                 known = session.execute("SELECT to_regnamespace(quote_ident(%s))", (self._settings.schema,)).fetchone()
                 if known is None or known[0] is None:
-                    session.execute(schema)
-                session.execute(self._sql(_CREATE))
+                    self._create(session, schema)
+                self._create(session, self._sql(_CREATE))
             except psycopg.errors.InsufficientPrivilege:
                 raise RefusedError(
                     "state.denied",
@@ -165,9 +165,14 @@ class PostgresBackend:
                     next_step=f"the owner of the database runs: {schema.as_string(session)} AUTHORIZATION "
                     f"{sql.Identifier(session.info.user).as_string(session)}",
                 ) from None
-            except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
-                pass  # two at once: the other one made it
         session.execute(self._sql("INSERT INTO {table} (id) VALUES (1) ON CONFLICT DO NOTHING"))
+
+    def _create(self, session: psycopg.Connection[Any], statement: sql.Composed) -> None:
+        """IF NOT EXISTS does not keep two creators apart: the later one may find the other's row in the catalog."""
+        with contextlib.suppress(
+            psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema
+        ):
+            session.execute(statement)
 
     def _said_holder(self, session: psycopg.Connection[Any]) -> Ticket | None:
         row = session.execute(self._sql("SELECT holder FROM {table}")).fetchone()

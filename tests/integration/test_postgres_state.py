@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,25 @@ def test_operators_racing_lose_nothing(fresh: Cluster, tmp_path: Path) -> None:
     judge = Checkout(tmp_path / "judge", fresh.settings())
     assert len(judge.plan()) == 20
     assert [run.serial for run in judge.world.store().history()] == [1, 2, 3, 4]
+
+
+def test_many_first_users_at_once_find_one_table(fresh: Cluster) -> None:
+    """Schema and table are made by whoever comes first; each statement may lose its race on its own."""
+    crowd = 8
+    start = threading.Barrier(crowd)
+
+    def first_use(number: int) -> str:
+        backend = PostgresBackend(fresh.settings(), None)
+        try:
+            start.wait(30)
+            backend.lock(ticket(f"racer{number}"))
+        except LockedError as error:
+            return error.code
+        finally:
+            backend.close()
+        return "locked"
+
+    with ThreadPoolExecutor(crowd) as threads:
+        outcomes = sorted(threads.map(first_use, range(crowd)))
+    assert set(outcomes) <= {"locked", "state.locked"}
+    assert "locked" in outcomes
