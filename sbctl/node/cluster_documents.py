@@ -1,0 +1,419 @@
+"""What nodes of a cluster say to each other: snapshots, assignments, plans, leases and dispatches. Payloads only.
+
+Field names as in SBproxy's model directory, placement and model plane. Every document travels signed (`sbctl.trust`):
+the DSSE payload type beside each model is part of what is signed, so a document of one kind never passes as one of another.
+
+    kind         signed by                        ordered by                                       kept by a reader
+    snapshot     the node it is about             identity epoch, boot epoch, counter              the highest of each node
+    assignment   the lease-holder                 lease epoch, counter                             the highest for this node
+    placement    the lease-holder                 lease epoch, counter                             the highest
+    lease        its holder                       epoch, renewal                                   the highest epoch
+    dispatch     the gateway that sends it        nonce, once, within its lifetime                 nonces until they expire
+
+Times are milliseconds since 1970 by the signer's clock. No paths, no addresses of engines, no raw error texts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from sbctl.artifacts.model import Digest
+from sbctl.base.field_types import Id, LabelKey, LabelValue
+from sbctl.base.limits import JSON_INT_MAX, KIB, MIB
+
+__all__ = [
+    "ASSIGNMENT_MAX_BYTES",
+    "ASSIGNMENT_PAYLOAD_TYPE",
+    "DISPATCH_MAX_BYTES",
+    "DISPATCH_PAYLOAD_TYPE",
+    "LEASE_MAX_BYTES",
+    "LEASE_PAYLOAD_TYPE",
+    "PLACEMENT_MAX_BYTES",
+    "PLACEMENT_PAYLOAD_TYPE",
+    "SNAPSHOT_MAX_BYTES",
+    "SNAPSHOT_PAYLOAD_TYPE",
+    "ArtifactReport",
+    "AssignedDeployment",
+    "AssignedReplica",
+    "AssignmentDocument",
+    "AssignmentMark",
+    "BundleMark",
+    "CapacityReport",
+    "ClusterDocument",
+    "ClusterNode",
+    "ClusterRole",
+    "DeviceReport",
+    "DispatchEnvelope",
+    "EngineReport",
+    "HealthReport",
+    "LeaseDocument",
+    "LostNode",
+    "NodeSnapshotDocument",
+    "PlacedDeployment",
+    "PlacedReplica",
+    "PlacementDocument",
+    "ReasonCode",
+    "Rejection",
+    "ReplicaReport",
+    "RolloutState",
+]
+
+SNAPSHOT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.node-snapshot.v1+json"
+ASSIGNMENT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.assignment.v1+json"
+PLACEMENT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.placement.v1+json"
+LEASE_PAYLOAD_TYPE: Final = "application/vnd.sbctl.lease.v1+json"
+DISPATCH_PAYLOAD_TYPE: Final = "application/vnd.sbctl.dispatch.v1+json"
+
+SNAPSHOT_MAX_BYTES: Final = 512 * KIB
+ASSIGNMENT_MAX_BYTES: Final = 512 * KIB
+PLACEMENT_MAX_BYTES: Final = 4 * MIB
+LEASE_MAX_BYTES: Final = 4 * KIB
+DISPATCH_MAX_BYTES: Final = 64 * KIB
+
+ClusterRole = Literal["gateway", "worker", "authority"]
+ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
+_Text = Annotated[str, StringConstraints(max_length=256)]
+_Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
+_Number = Annotated[int, Field(ge=1, le=JSON_INT_MAX)]
+_Millis = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
+_Permille = Annotated[int, Field(ge=0, le=1000)]
+_Engine = Literal["llama_cpp", "vllm", "sglang", "mistralrs"]
+_Accelerator = Literal["cpu", "cuda", "vulkan", "metal", "rocm"]
+_ReplicaPhase = Literal["configured", "assigned", "cached", "preparing", "ready", "draining", "stopped", "failed"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, defer_build=True)
+
+
+class ClusterDocument(_Part):
+    """What all of them say about themselves: in which cluster, and at which identity and start of its process the signer stood.
+
+    `boot_epoch` grows by one with every start of the signer's runtime.
+    """
+
+    schema_version: Literal[1] = 1
+    cluster_id: Id
+    identity_epoch: _Number
+    boot_epoch: _Number
+
+    @property
+    def signer(self) -> str:
+        """Node id of the only one that may sign it."""
+        raise NotImplementedError
+
+
+class BundleMark(_Part):
+    """Which bundle somebody stands at."""
+
+    key_epoch: _Count = 0
+    revision: _Number
+    content_digest: Digest
+
+
+# --- node snapshot
+
+
+class ClusterNode(_Part):
+    """Who the node is: equal to the claims of its certificate. `peer_address`: `host:port` of its peer plane; None for who has none."""
+
+    node_id: Id
+    roles: tuple[ClusterRole, ...] = Field(min_length=1, max_length=3)
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
+    peer_address: Annotated[str, StringConstraints(min_length=3, max_length=262)] | None = None
+
+
+class HealthReport(_Part):
+    """`draining`: taken out of service by an operator or an apply; it keeps what it has and gets nothing new."""
+
+    state: Literal["ready", "degraded", "unhealthy"]
+    reason_codes: tuple[ReasonCode, ...] = Field(default=(), max_length=16)
+    peer_plane: Literal["ready", "degraded", "unavailable"]
+    draining: bool = False
+
+
+class EngineReport(_Part):
+    """One engine build that the node could run. `launch` and `version` as the bundle's engine policy names them."""
+
+    engine: _Engine
+    launch: Annotated[str, StringConstraints(max_length=32)] = ""
+    version: Annotated[str, StringConstraints(max_length=128)] | None = None
+    availability: Literal["available", "acquirable", "incompatible", "blocked"]
+    artifact_formats: tuple[Annotated[str, StringConstraints(max_length=32)], ...] = Field(default=(), max_length=8)
+    accelerators: tuple[_Accelerator, ...] = Field(default=(), max_length=8)
+    reason_code: ReasonCode | None = None
+
+
+class DeviceReport(_Part):
+    """One accelerator. Totals are static facts; the rest is of the moment and never decides a placement."""
+
+    index: Annotated[int, Field(ge=0, le=4095)]
+    vendor: Annotated[str, StringConstraints(max_length=64)] = ""
+    accelerator: _Accelerator
+    name: Annotated[str, StringConstraints(max_length=128)] = ""
+    total_memory_bytes: _Count
+    available_memory_bytes: _Count
+    compute_capability: Annotated[str, StringConstraints(max_length=16)] | None = None
+    supports_fp8: bool = False
+    compute_utilization_millis: _Permille | None = None
+    memory_occupancy_millis: _Permille | None = None
+
+
+class ArtifactReport(_Part):
+    artifact_digest: Digest
+    model: _Text
+    variant: _Text
+    state: Literal["missing", "partial", "ready", "corrupt"]
+    completed_bytes: _Count = 0
+    total_bytes: _Count = 0
+    last_accessed_unix_ms: _Millis | None = None
+    reason_code: ReasonCode | None = None
+
+
+class ReplicaReport(_Part):
+    """One engine process, or the place where one should be. `slot`: which of the deployment's replicas in the cluster it is;
+    None while the node runs it by a bundle of its own. `member_digest`: of the member that it was started from."""
+
+    deployment: Id
+    deployment_generation: _Count
+    slot: Annotated[int, Field(ge=0, le=1023)] | None = None
+    model: _Text
+    variant: _Text
+    engine: _Engine
+    state: _ReplicaPhase
+    artifact_digest: Digest
+    member_digest: Digest | None = None
+    selected_devices: tuple[int, ...] = Field(default=(), max_length=64)
+    reserved_memory_bytes: _Count = 0
+    active_requests: _Count = 0
+    queue_depth: _Count = 0
+    adapters: tuple[_Text, ...] = Field(default=(), max_length=64)
+    reason_code: ReasonCode | None = None
+
+
+class CapacityReport(_Part):
+    """What the node has, not what is free now: placement weighs by it, so that a rank never drifts with load.
+
+    `memory_bytes`: main memory that engines may use; `device_memory_bytes`: of all accelerators together.
+    """
+
+    memory_bytes: _Count
+    device_memory_bytes: _Count = 0
+    cpu_count: _Count = 0
+    cache_bytes: _Count = 0
+    """Of the disk that holds the model cache."""
+
+
+class AssignmentMark(_Part):
+    """The newest assignment that the node verified, and how far it got with it. `reason_code`: why it is `failed`."""
+
+    lease_epoch: _Number
+    counter: _Number
+    state: Literal["accepted", "prepared", "ready", "failed"]
+    reason_code: ReasonCode | None = None
+
+
+class NodeSnapshotDocument(ClusterDocument):
+    """What a node has and does, by its own word. It counts until `expires_at_unix_ms`."""
+
+    node: ClusterNode
+    counter: _Number
+    """Grows with every snapshot of one boot epoch."""
+    published_at_unix_ms: _Millis
+    expires_at_unix_ms: _Millis
+    health: HealthReport
+    capacity: CapacityReport
+    engines: tuple[EngineReport, ...] = Field(default=(), max_length=16)
+    devices: tuple[DeviceReport, ...] = Field(default=(), max_length=64)
+    artifacts: tuple[ArtifactReport, ...] = Field(default=(), max_length=512)
+    replicas: tuple[ReplicaReport, ...] = Field(default=(), max_length=1024)
+    runtime_version: Annotated[str, StringConstraints(max_length=64)] = ""
+    active_bundle: BundleMark | None = None
+    assignment: AssignmentMark | None = None
+    authority_stale: bool = False
+    """Nothing of an authority reached the node for so long that it takes no new placement."""
+    revocations_revision: _Count = 0
+    """Of the revocation list that it applies."""
+
+    @property
+    def signer(self) -> str:
+        return self.node.node_id
+
+
+# --- assignment
+
+
+class AssignedReplica(_Part):
+    """One engine to run: which of the deployment's replicas, on which devices (indexes; none: main memory), with how much memory."""
+
+    slot: Annotated[int, Field(ge=0, le=1023)]
+    devices: tuple[Annotated[int, Field(ge=0, le=4095)], ...] = Field(default=(), max_length=64)
+    memory_bytes: _Count = 0
+
+
+class AssignedDeployment(_Part):
+    """What the node must do for one deployment.
+
+    `start`   run these replicas of this generation (what serves already keeps serving)
+    `retain`  keep serving what it serves of this generation, take nothing down, start nothing
+    `drain`   finish what runs, by `handoff_deadline_unix_ms` at the latest, then stop
+
+    `member_digest`: of the member that the bundle and this assignment project to; a node that computes another refuses.
+    """
+
+    generation: _Number
+    phase: Literal["start", "retain", "drain"]
+    variant: _Text
+    artifact_digest: Digest
+    member_digest: Digest
+    replicas: tuple[AssignedReplica, ...] = Field(default=(), max_length=64)
+    handoff_deadline_unix_ms: _Millis | None = None
+
+
+class _LeaseHolders(ClusterDocument):
+    """Documents of the lease-holder: a higher lease epoch is newer, in one epoch a higher counter."""
+
+    lease_epoch: _Number
+    lease_holder: Id
+    counter: _Number
+    issued_at_unix_ms: _Millis
+    bundle: BundleMark
+    """What was placed."""
+
+    @property
+    def signer(self) -> str:
+        return self.lease_holder
+
+
+class AssignmentDocument(_LeaseHolders):
+    """All that one node must run. A deployment that is not in it is not this node's any more: it drains."""
+
+    node_id: Id
+    deployments: dict[Id, AssignedDeployment] = Field(max_length=1024)
+
+
+# --- placement plan
+
+
+class PlacedReplica(_Part):
+    slot: Annotated[int, Field(ge=0, le=1023)]
+    node_id: Id
+    generation: _Number
+    variant: _Text
+    artifact_digest: Digest
+    member_digest: Digest
+    engine: _Engine
+    accelerator: _Accelerator
+    devices: tuple[int, ...] = Field(default=(), max_length=64)
+    required_memory_bytes: _Count = 0
+    available_memory_bytes: _Count = 0
+    artifact_cached: bool = False
+    failure_domains: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=8)
+
+
+class Rejection(_Part):
+    """Why a node did not get a replica: a stable reason, and what was short by how much in words."""
+
+    reason: ReasonCode
+    detail: _Text = ""
+
+
+class RolloutState(_Part):
+    """How far a generation is. `since_unix_ms`: when it began."""
+
+    phase: Literal["stable", "starting", "waiting_for_readiness", "draining_prior", "timed_out"]
+    target_ready: bool
+    timed_out: bool = False
+    since_unix_ms: _Millis = 0
+    handoff_deadline_unix_ms: _Millis | None = None
+
+
+class PlacedDeployment(_Part):
+    """One deployment in the plan. `member_digest` is of the whole cluster's member, the only thing a generation depends on."""
+
+    model: _Text
+    member_digest: Digest
+    generation: _Number
+    desired_replicas: Annotated[int, Field(ge=0, le=1024)]
+    assignments: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
+    retained: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
+    draining: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
+    unplaced_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    rejections: dict[Id, Rejection] = Field(default_factory=dict, max_length=1024)
+    rejections_left_out: _Count = 0
+    """Nodes whose refusal was left out to keep the document small."""
+    rollout: RolloutState
+
+
+class LostNode(_Part):
+    """A node that is not heard of. `lost`: its replicas are placed elsewhere; `unreachable`: not yet."""
+
+    state: Literal["unreachable", "lost"]
+    since_unix_ms: _Millis
+
+
+class PlacementDocument(_LeaseHolders):
+    """The whole plan, as the next lease-holder takes it over and as status shows it."""
+
+    directory_digest: Digest
+    deployments: dict[Id, PlacedDeployment] = Field(max_length=1024)
+    lost_nodes: dict[Id, LostNode] = Field(default_factory=dict, max_length=4096)
+    brake: _Text = ""
+    """Why nothing is moved although nodes are lost; empty: it is not on."""
+
+
+# --- lease
+
+
+class LeaseDocument(ClusterDocument):
+    """Who computes placement. `epoch` grows with every taking, `renewal` while one holder keeps it."""
+
+    holder: Id
+    epoch: _Number
+    renewal: _Count = 0
+    acquired_at_unix_ms: _Millis
+    renewed_at_unix_ms: _Millis
+    ttl_secs: Annotated[int, Field(ge=1, le=3600)]
+
+    @property
+    def signer(self) -> str:
+        return self.holder
+
+
+# --- dispatch
+
+
+_Ref = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class DispatchEnvelope(ClusterDocument):
+    """One request that a gateway hands to one worker, over one hop, once.
+
+    Bound to the worker's present process by `audience_boot_epoch`, so the fence against replays needs no disk; to the body by `body_sha256`.
+    """
+
+    issuer_node_id: Id
+    audience_node_id: Id
+    audience_boot_epoch: _Number
+    request_id: _Ref
+    nonce: Annotated[str, StringConstraints(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9_-]+\z")]
+    issued_at_unix_ms: _Millis
+    expires_at_unix_ms: _Millis
+    hop_count: Literal[1] = 1
+    tenant_id: _Ref | None = None
+    governed_key_id: _Ref | None = None
+    policy_revision: _Ref
+    deployment: Id
+    deployment_generation: _Number
+    logical_model: _Ref
+    priority: Literal["interactive", "standard", "batch"]
+    method: Literal["POST"] = "POST"
+    path: _Ref
+    content_type: _Ref | None = None
+    body_sha256: Digest
+
+    @property
+    def signer(self) -> str:
+        return self.issuer_node_id
