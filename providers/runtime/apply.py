@@ -7,6 +7,7 @@ from typing import Any
 
 from providers.comparison import result_of
 from providers.runtime.certificate import send_certificate
+from providers.runtime.provider_keys import send_keys
 from providers.runtime_wheels import install_runtime
 from sbctl.base.digests import canonical_json, fingerprint
 from sbctl.base.secret import Secret
@@ -29,6 +30,8 @@ def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
             return _activate(step, context)
         case Method.RUNTIME_CERTIFICATE:
             return send_certificate(step, context)
+        case Method.RUNTIME_KEYS:
+            return send_keys(step, context)
         case _:
             remove = RuntimeRemove(lineage=step.params["lineage"])
             return _call(step, context, remove.model_dump(mode="json"), {})
@@ -62,7 +65,8 @@ def _call(
 def record(desired: Desired, results: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     """What the host must show from now on. The unit is rendered there, so its digest is None when the answer was lost, and None is not
     compared; configuration and trust are known here."""
-    answer = result_of(results, Method.RUNTIME_ACTIVATE) or {}
+    methods = (Method.RUNTIME_ACTIVATE, Method.RUNTIME_CERTIFICATE, Method.RUNTIME_KEYS)
+    answer = next((told for method in methods if (told := result_of(results, method)) is not None), {})
     config, trust = desired.spec["config"], desired.spec["trust"]
     return {
         "version": desired.spec["version"],

@@ -21,7 +21,6 @@ __all__ = [
     "certificate_call",
     "certificate_drift",
     "certificate_note",
-    "only_certificate",
     "send_certificate",
     "used_drift",
 ]
@@ -50,11 +49,6 @@ def certificate_note(desired: Desired) -> tuple[str, ...]:
     names = ", ".join(certificate["names"][:_NAMES_SHOWN]) + (" …" if len(certificate["names"]) > _NAMES_SHOWN else "")
     until, fingerprint = certificate["not_after"][:10], certificate["fingerprint"][:32]
     return (f"certificate: for {names}, by {certificate['issuer']}, until {until}, SHA-256 {fingerprint}",)
-
-
-def only_certificate(leaves: tuple[Leaf, ...], desired: Desired) -> bool:
-    """Whether a change is over once the certificate is there: no restart."""
-    return desired.spec["tls"] is not None and all(leaf.path.partition(".")[0] == "certificate" for leaf in leaves)
 
 
 def certificate_drift(decisive: Mapping[str, Any], recorded: Recorded) -> Iterator[Leaf]:

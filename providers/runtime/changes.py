@@ -10,9 +10,9 @@ from providers.runtime.certificate import (
     certificate_call,
     certificate_drift,
     certificate_note,
-    only_certificate,
     used_drift,
 )
+from providers.runtime.provider_keys import keys_call
 from providers.runtime.spec import fields_for_reader
 from providers.runtime_wheels import delivery_problem, install_call, runs_on
 from providers.standalone_python import standalone_label
@@ -36,6 +36,10 @@ _FILES: Final[Mapping[str, tuple[str, str]]] = {
     "trust_digest": ("trust", "the signer set on the host is not the one that was written"),
 }
 """Recorded digest → how the reader calls the file, and what a difference means."""
+_TAKEN_UP: Final[Mapping[str, str]] = {
+    Method.RUNTIME_CERTIFICATE: "another public certificate",
+    Method.RUNTIME_KEYS: "another key of an external provider",
+}
 
 
 def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext) -> Change:
@@ -78,8 +82,9 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
     action: Action = "update"
     title = "start the runtime" if down else "activate the new configuration" if leaves else "repair the runtime"
     radius = action_radius("runtime", action, (*leaves, *drift))
-    if not down and only_certificate((*leaves, *drift), desired):
-        return _certificate_changed(comparison, desired, leaves, drift)
+    taken_up = [] if down else _taken_up(desired, recorded, leaves, drift)
+    if taken_up:
+        return _changed_alive(comparison, taken_up, leaves, drift)
     return comparison.change(
         action,
         "sb.yml asks for something else" if leaves else drift[0].reason,
@@ -93,17 +98,30 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
     )
 
 
-def _certificate_changed(
-    comparison: Comparison, desired: Desired, leaves: tuple[Leaf, ...], drift: tuple[Leaf, ...]
+def _taken_up(
+    desired: Desired, recorded: Recorded, leaves: tuple[Leaf, ...], drift: tuple[Leaf, ...]
+) -> list[tuple[Call, str]]:
+    """What a running runtime takes up as it is, each with what that means; empty where something else differs too."""
+    calls = {
+        "certificate": (certificate_call(desired), "shown from the next handshake on"),
+        "provider_keys": (keys_call(desired, recorded), "the new key is used from the next request on"),
+    }
+    differing = {leaf.path.partition(".")[0] for leaf in (*leaves, *drift)}
+    found = [(call, note) for name, (call, note) in calls.items() if name in differing and call is not None]
+    return found if len(found) == len(differing) else []
+
+
+def _changed_alive(
+    comparison: Comparison, taken_up: list[tuple[Call, str]], leaves: tuple[Leaf, ...], drift: tuple[Leaf, ...]
 ) -> Change:
-    call = certificate_call(desired)
+    what = " and ".join(_TAKEN_UP[call.method] for call, _note in taken_up)
     return comparison.change(
         "update",
-        "another public certificate" if leaves else drift[0].reason,
-        calls=[] if call is None else [call],
+        what if leaves else drift[0].reason,
+        calls=[call for call, _note in taken_up],
         leaves=(*leaves, *drift),
         blast_radius=action_radius("runtime", "update", (*leaves, *drift)),
-        notes=("shown from the next handshake on; no restart, and open connections go on",),
+        notes=(f"{'; '.join(note for _call, note in taken_up)}; no restart, and open connections go on",),
         drifted=bool(drift),
     )
 

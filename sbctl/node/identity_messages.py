@@ -1,4 +1,5 @@
-"""Parameters of the node interface that concern identities: a host's certificate, the enrollment server, the public certificate."""
+"""Parameters of the node interface that concern identities: a host's certificate, the enrollment server, the public certificate, and the keys
+with which the host asks others."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN
 from sbctl.node.params import Params
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "EnrollmentRemove",
     "EnrollmentRequest",
     "RuntimeCertificate",
+    "RuntimeKeys",
 ]
 
 
@@ -103,7 +106,8 @@ class EnrollmentAsk(Params):
 
 
 class RuntimeCertificate(Params):
-    """Install the API's public certificate; its private key is the secret `tls_key`, sent beside the call. → {"fingerprint", "used": bool}
+    """Install the API's public certificate; its private key is the secret `tls_key`, sent beside the call. → {"fingerprint", "used": bool,
+    "unit_sha256", "supervision"}
 
     Verified as a pair, written as one file that only root (or the runtime's user) can read, and handed to a running runtime that serves TLS,
     which shows it from the next handshake on.
@@ -111,3 +115,12 @@ class RuntimeCertificate(Params):
 
     lineage: str
     chain: str = Field(max_length=65_536)
+
+
+class RuntimeKeys(Params):
+    """Exchange keys of external providers: secrets sent beside the call, under these names, which the runtime's configuration knows. Written as
+    files, and handed to a running runtime, which uses them from the next request on. → {"used": bool, "unit_sha256", "supervision"}
+    """
+
+    lineage: str
+    names: tuple[Annotated[str, Field(pattern=PROVIDER_KEY_PATTERN)], ...] = Field(min_length=1, max_length=64)

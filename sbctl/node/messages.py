@@ -32,6 +32,7 @@ from sbctl.node.identity_messages import (
     EnrollmentRemove,
     EnrollmentRequest,
     RuntimeCertificate,
+    RuntimeKeys,
 )
 from sbctl.node.params import DIGEST_PATTERN, Params
 from sbctl.node.records import EVENTS_MAX, LINES_MAX
@@ -89,6 +90,7 @@ class Method(StrEnum):
     RUNTIME_INSTALL = "runtime.install"
     RUNTIME_ACTIVATE = "runtime.activate"
     RUNTIME_CERTIFICATE = "runtime.certificate"
+    RUNTIME_KEYS = "runtime.keys"
     RUNTIME_REMOVE = "runtime.remove"
     ENGINE_INSTALL = "engine.install"
     ENGINE_REMOVE = "engine.remove"
@@ -425,6 +427,7 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.RUNTIME_INSTALL: RuntimeInstall,
     Method.RUNTIME_ACTIVATE: RuntimeActivate,
     Method.RUNTIME_CERTIFICATE: RuntimeCertificate,
+    Method.RUNTIME_KEYS: RuntimeKeys,
     Method.RUNTIME_REMOVE: RuntimeRemove,
     Method.ENGINE_INSTALL: EngineInstall,
     Method.ENGINE_REMOVE: EngineRemove,

@@ -45,6 +45,7 @@ from sbctl.runtime.egress import host_fetch_settings, provider_key
 from sbctl.runtime.engine_host import ChildEngineHost, EngineHost
 from sbctl.runtime.event_log import EventLog, EventSink
 from sbctl.runtime.event_loop import run_in_loop, settle
+from sbctl.runtime.external.keys import ProviderKeys, with_provider_keys
 from sbctl.runtime.external.providers import ExternalProviders
 from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import App, GatewayServer
@@ -151,11 +152,13 @@ class Daemon:
             self._certificate = HeldCertificate(paths, config, os.environ, SYSTEM_CLOCK, self._events)
             self._certificate.start()
             self._metrics.watch_certificate(self._certificate.tls)
+        self._provider_keys = ProviderKeys(config.provider_keys, lambda name: provider_key(paths, os.environ, name))
         self._externals = ExternalProviders(
             lambda: host_fetch_settings(config, paths, os.environ),
-            lambda name: provider_key(paths, os.environ, name),
+            self._provider_keys.secret,
             SYSTEM_CLOCK,
         )
+        self._provider_keys.on_exchange(self._externals.renew)
         self._data = Gateway(
             self._reconciler,
             self._metrics,
@@ -282,7 +285,7 @@ class Daemon:
             )
             self._will_listen(Listener(plane.app()), admin)
         app = with_identity(control_app(self._reconciler, self._jobs, self.status, self._drain), self._identity)
-        control = Listener(with_certificate(app, self._certificate))
+        control = Listener(with_provider_keys(with_certificate(app, self._certificate), self._provider_keys))
         self._listeners.append(control)
         await control.start(_bind_unix(self._settings.paths.control_socket))
 

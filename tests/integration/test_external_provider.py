@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,15 @@ import openai
 import pytest
 
 from sbctl.base.digests import sha256_bytes
+from sbctl.base.secret import Secret
+from sbctl.node.identity_messages import RuntimeKeys
+from sbctl.node.paths import PREFIX_VARIABLE, node_paths
+from sbctl.runtime.nodeops.context import NodeContext
+from sbctl.runtime.nodeops.provider_key_ops import install_provider_keys
 from sbctl.trust.bundle import ApiKeyEntry, BundleContent, ExternalMember, OriginMember
 from tests.simulators.external_api import Answer, ExternalApi
 from tests.simulators.runtime_world import (
+    LINEAGE,
     Operator,
     RuntimeProcess,
     behaves,
@@ -156,6 +163,21 @@ def test_a_cold_model_loads_while_somebody_else_answers(world: World) -> None:
     assert world.route(model="c-model") == "local"
     behaves(world.program, error_status=503)
     assert world.route(model="c-model") == "external"
+
+
+def test_an_exchanged_key_of_a_provider_is_used_at_once_and_nothing_restarts(world: World) -> None:
+    pids = (world.runtime.process.pid, *world.runtime.engine_pids())
+    world.api.answers[f"Bearer {CANARY}"] = Answer(401, b"{}")
+    behaves(world.program, error_status=503)
+    assert world.route() == "502", "the provider does not take the key: it rests for minutes"
+    environ = {PREFIX_VARIABLE: str(world.folder)}
+    sent = {KEY_FILE: Secret(f"{CANARY}-2".encode())}
+    node = NodeContext(node_paths(os.getuid(), environ), environ, os.getuid(), secrets=sent)
+    assert install_provider_keys(node, RuntimeKeys(lineage=LINEAGE, names=(KEY_FILE,)))["used"] is True
+    assert world.route() == "external"
+    assert world.api.asked[-1].headers["Authorization"] == f"Bearer {CANARY}-2"
+    assert (world.runtime.process.pid, *world.runtime.engine_pids()) == pids
+    assert CANARY.encode() not in world.runtime.log.read_bytes()
 
 
 def test_keys_and_their_limits_change_without_a_restart(world: World) -> None:

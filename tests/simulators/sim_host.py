@@ -218,6 +218,7 @@ class SimHost:
             Method.RUNTIME_INSTALL: self._install_runtime,
             Method.RUNTIME_ACTIVATE: self._activate,
             Method.RUNTIME_CERTIFICATE: self._take_public_certificate,
+            Method.RUNTIME_KEYS: self._take_provider_keys,
             Method.RUNTIME_REMOVE: self._remove_runtime,
             Method.ENGINE_INSTALL: self._install_engine,
             Method.ENGINE_REMOVE: self._remove_engine,
@@ -326,6 +327,12 @@ class SimHost:
         found = check_pair(request.chain.encode(), self._sent["tls_key"])
         self.public_certificate = found.fingerprint
         return {"fingerprint": found.fingerprint, "used": self.running}
+
+    def _take_provider_keys(self, request: messages.RuntimeKeys, _: Progress) -> Mapping[str, Any]:
+        self._require_lineage(request.lineage)
+        assert self.config is not None
+        assert set(request.names) <= set(self._sent).intersection(self.config.provider_keys)
+        return {"used": self.running}
 
     def _public_tls(self) -> PublicTlsState | None:
         if self.config is None or self.config.https_bind_port is None:

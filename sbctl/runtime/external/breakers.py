@@ -68,6 +68,11 @@ class Desk:
         rest_s = _LIMITED_S if retry_after_s is None else min(max(retry_after_s, 1.0), _LIMITED_MAX_S)
         self._until_s[key] = now_s + rest_s
 
+    def renew(self, key: str) -> None:
+        """The key is another one now: what was said of the former means nothing."""
+        if key in self._until_s:
+            self._until_s[key] = 0.0
+
     def refused(self, key: str | None, now_s: float) -> None:
         """The provider does not take the key."""
         self._until_s[key] = now_s + _REFUSED_S

@@ -65,6 +65,11 @@ class ExternalProviders:
         if self._fetcher is not None:
             await self._fetcher.__aexit__(None, None, None)
 
+    def renew(self, key: str) -> None:
+        """A key was exchanged: where the former one rested, the new one is tried at once."""
+        for desk in self._desks.values():
+            desk.renew(key)
+
     async def ask(self, member: ExternalMember, question: Question) -> Relay:
         """The relay of an answer that has begun and ended.
 

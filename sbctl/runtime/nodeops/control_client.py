@@ -70,6 +70,11 @@ class ControlClient:
         """Show this chain from the next handshake on. Raises what the runtime says, and goes on with the former one."""
         return self._json("POST", "/control/v1/tls", {"pem": pair.reveal().decode("ascii", "replace")}, timeout_s)
 
+    def take_provider_keys(self, keys: Mapping[str, Secret], *, timeout_s: float) -> dict[str, Any]:
+        """Use these keys of external providers from the next request on. Raises what the runtime says."""
+        told = {name: key.reveal().decode("utf-8", "replace") for name, key in keys.items()}
+        return self._json("POST", "/control/v1/provider-keys", {"keys": told}, timeout_s)
+
     def deployment_action(
         self, deployment: str, action: str, asked: Mapping[str, Any], *, silence_s: float
     ) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from sbctl.node.identity_messages import RuntimeCertificate
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage
-from sbctl.runtime.nodeops.snapshot import host_facts
+from sbctl.runtime.nodeops.snapshot import activated_as, host_facts
 from sbctl.runtime.nodeops.tls_handover import hand_over
 from sbctl.runtime.public_tls_files import joined, write_pair
 from sbctl.trust.public_certificate import check_pair
@@ -27,7 +27,8 @@ _LOCK_DEADLINE_S: Final = 240.0
 
 def install_public_certificate(context: NodeContext, params: RuntimeCertificate) -> dict[str, Any]:
     """Raises RefusedError `host.other_lineage`, InputError `tls.*`, LockedError `host.locked`, what a running runtime says, SbctlError `disk.*`."""
-    refuse_other_lineage(host_facts(context), params.lineage)
+    facts = host_facts(context)
+    refuse_other_lineage(facts, params.lineage)
     paths = context.paths
     key = context.secrets.get(_KEY)
     if key is None:
@@ -41,4 +42,4 @@ def install_public_certificate(context: NodeContext, params: RuntimeCertificate)
     with exclusive(paths.activation_lock, deadline_s=_LOCK_DEADLINE_S, check=context.cancellation.check):
         write_pair(paths, joined(chain, key))
         used = hand_over(paths, ControlClient(paths.control_socket))
-    return {"fingerprint": certificate.fingerprint, "used": used}
+    return {"fingerprint": certificate.fingerprint, "used": used, **activated_as(context, facts)}

@@ -32,7 +32,7 @@ from sbctl.runtime.public_tls_files import installed_fingerprint
 from sbctl.runtime.settings import load_trust
 from sbctl.runtime.supervise import supervisor_of
 
-__all__ = ["answer_snapshot", "cache_root", "host_facts", "stored_config", "take_snapshot"]
+__all__ = ["activated_as", "answer_snapshot", "cache_root", "host_facts", "stored_config", "take_snapshot"]
 
 _State = TypeVar("_State", BundleState, DeploymentState)
 
@@ -168,6 +168,14 @@ def _runtime(context: NodeContext, facts: Mapping[str, Any], status: Mapping[str
         "https_url": status.get("https_url"),
         "tls": _public_tls(paths, status.get("tls")),
     }
+
+
+def activated_as(context: NodeContext, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What an activation answered and a smaller change leaves as it is: `unit_sha256`, `supervision`."""
+    systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
+    units = systemd.installed() if systemd is not None else {}
+    supervision, _is_up = _supervision(systemd, units, supervisor_of(context.paths) is not None)
+    return {"unit_sha256": units_digest(units), "supervision": supervision}
 
 
 def _public_tls(paths: NodePaths, told: object) -> dict[str, Any] | None:

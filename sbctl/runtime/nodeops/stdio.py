@@ -49,6 +49,7 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.HOST_RESUME: ("drain_ops", "resume_host"),
     Method.RUNTIME_ACTIVATE: ("runtime_ops", "activate"),
     Method.RUNTIME_CERTIFICATE: ("public_tls_ops", "install_public_certificate"),
+    Method.RUNTIME_KEYS: ("provider_key_ops", "install_provider_keys"),
     Method.RUNTIME_REMOVE: ("runtime_removal", "remove_runtime"),
     Method.ENGINE_INSTALL: ("engine_ops", "install_engine"),
     Method.ENGINE_REMOVE: ("engine_ops", "remove_engine"),

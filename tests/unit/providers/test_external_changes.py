@@ -49,7 +49,10 @@ def test_H1_the_key_is_sent_exchanged_and_taken_away_and_is_nowhere_else(world: 
     assert FILE in world.host().secret_names
     world.environ["OTHER"] = "sk-canary-2"
     world.configure(CHAINED)
-    assert set(changed(world)) == {"runtime.local"}
+    (exchanged,) = changed(world).values()
+    assert (str(exchanged.address), exchanged.blast_radius) == ("runtime.local", BlastRadius.RELOAD)
+    assert [step.method for step in exchanged.steps] == ["runtime.keys"], "nothing restarts"
+    assert [step.downtime for step in exchanged.steps] == ["none"]
     held = json.dumps([dict(one.spec) for one in world.state.resources.values()], default=str)
     held += repr(world.plan()) + repr([dict(one.record) for one in world.state.resources.values()])
     assert "canary" not in held

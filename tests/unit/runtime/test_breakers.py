@@ -46,6 +46,14 @@ def test_keys_rest_each_for_itself() -> None:
     assert desk.keys(300) == ["a", "b", "c"]
 
 
+def test_an_exchanged_key_is_tried_at_once() -> None:
+    desk = Desk(["a", "b"])
+    desk.refused("a", 0)
+    desk.renew("a")
+    desk.renew("unknown")
+    assert desk.keys(0) == ["a", "b"]
+
+
 def test_a_provider_cannot_ask_for_a_rest_without_end_or_for_none() -> None:
     desk = Desk(["a"])
     desk.limited("a", 0, 10**9)
