@@ -15,9 +15,9 @@ Times are milliseconds since 1970 by the signer's clock. No paths, no addresses 
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from sbctl.artifacts.model import Digest
 from sbctl.base.field_types import Id, LabelKey, LabelValue
@@ -34,6 +34,7 @@ __all__ = [
     "PLACEMENT_PAYLOAD_TYPE",
     "SNAPSHOT_MAX_BYTES",
     "SNAPSHOT_PAYLOAD_TYPE",
+    "AcceleratorName",
     "ArtifactReport",
     "AssignedDeployment",
     "AssignedReplica",
@@ -46,6 +47,7 @@ __all__ = [
     "ClusterRole",
     "DeviceReport",
     "DispatchEnvelope",
+    "EngineName",
     "EngineReport",
     "HealthReport",
     "LeaseDocument",
@@ -56,7 +58,9 @@ __all__ = [
     "PlacementDocument",
     "ReasonCode",
     "Rejection",
+    "ReplicaPhase",
     "ReplicaReport",
+    "RolloutPhase",
     "RolloutState",
 ]
 
@@ -79,9 +83,9 @@ _Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 _Number = Annotated[int, Field(ge=1, le=JSON_INT_MAX)]
 _Millis = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 _Permille = Annotated[int, Field(ge=0, le=1000)]
-_Engine = Literal["llama_cpp", "vllm", "sglang", "mistralrs"]
-_Accelerator = Literal["cpu", "cuda", "vulkan", "metal", "rocm"]
-_ReplicaPhase = Literal["configured", "assigned", "cached", "preparing", "ready", "draining", "stopped", "failed"]
+EngineName = Literal["llama_cpp", "vllm", "sglang", "mistralrs"]
+AcceleratorName = Literal["cpu", "cuda", "vulkan", "metal", "rocm"]
+ReplicaPhase = Literal["configured", "assigned", "cached", "preparing", "ready", "draining", "stopped", "failed"]
 
 
 class _Part(BaseModel):
@@ -137,12 +141,12 @@ class HealthReport(_Part):
 class EngineReport(_Part):
     """One engine build that the node could run. `launch` and `version` as the bundle's engine policy names them."""
 
-    engine: _Engine
+    engine: EngineName
     launch: Annotated[str, StringConstraints(max_length=32)] = ""
     version: Annotated[str, StringConstraints(max_length=128)] | None = None
     availability: Literal["available", "acquirable", "incompatible", "blocked"]
     artifact_formats: tuple[Annotated[str, StringConstraints(max_length=32)], ...] = Field(default=(), max_length=8)
-    accelerators: tuple[_Accelerator, ...] = Field(default=(), max_length=8)
+    accelerators: tuple[AcceleratorName, ...] = Field(default=(), max_length=8)
     reason_code: ReasonCode | None = None
 
 
@@ -151,7 +155,7 @@ class DeviceReport(_Part):
 
     index: Annotated[int, Field(ge=0, le=4095)]
     vendor: Annotated[str, StringConstraints(max_length=64)] = ""
-    accelerator: _Accelerator
+    accelerator: AcceleratorName
     name: Annotated[str, StringConstraints(max_length=128)] = ""
     total_memory_bytes: _Count
     available_memory_bytes: _Count
@@ -181,8 +185,8 @@ class ReplicaReport(_Part):
     slot: Annotated[int, Field(ge=0, le=1023)] | None = None
     model: _Text
     variant: _Text
-    engine: _Engine
-    state: _ReplicaPhase
+    engine: EngineName
+    state: ReplicaPhase
     artifact_digest: Digest
     member_digest: Digest | None = None
     selected_devices: tuple[int, ...] = Field(default=(), max_length=64)
@@ -254,7 +258,7 @@ class AssignedReplica(_Part):
 
 
 class AssignedDeployment(_Part):
-    """What the node must do for one deployment.
+    """What the node must do for one generation of a deployment.
 
     `start`   run these replicas of this generation (what serves already keeps serving)
     `retain`  keep serving what it serves of this generation, take nothing down, start nothing
@@ -288,42 +292,76 @@ class _LeaseHolders(ClusterDocument):
 
 
 class AssignmentDocument(_LeaseHolders):
-    """All that one node must run. A deployment that is not in it is not this node's any more: it drains."""
+    """All that one node must run. What is not in it is not this node's any more: it drains.
+
+    While a deployment is handed over, a node may have several generations of it: one to start, others to retain or to drain.
+    """
 
     node_id: Id
-    deployments: dict[Id, AssignedDeployment] = Field(max_length=1024)
+    deployments: dict[Id, Annotated[tuple[AssignedDeployment, ...], Field(min_length=1, max_length=16)]] = Field(
+        max_length=1024
+    )
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        for name, parts in self.deployments.items():
+            if sum(part.phase == "start" for part in parts) > 1:
+                raise ValueError(f"{name}: two generations to start on one node")
+            slots = [(part.generation, replica.slot) for part in parts for replica in part.replicas]
+            if len(slots) != len(set(slots)):
+                raise ValueError(f"{name}: one replica stands twice in one generation")
+        return self
 
 
 # --- placement plan
 
 
 class PlacedReplica(_Part):
+    """`host_memory_bytes` and `device_memory_bytes` (on each of `devices`) are the room that it holds. `deadline_unix_ms`: of what is
+    retained or draining."""
+
     slot: Annotated[int, Field(ge=0, le=1023)]
     node_id: Id
     generation: _Number
     variant: _Text
     artifact_digest: Digest
     member_digest: Digest
-    engine: _Engine
-    accelerator: _Accelerator
+    engine: EngineName
+    accelerator: AcceleratorName
     devices: tuple[int, ...] = Field(default=(), max_length=64)
-    required_memory_bytes: _Count = 0
-    available_memory_bytes: _Count = 0
+    host_memory_bytes: _Count = 0
+    device_memory_bytes: _Count = 0
+    deadline_unix_ms: _Millis | None = None
     artifact_cached: bool = False
     failure_domains: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=8)
 
 
 class Rejection(_Part):
-    """Why a node did not get a replica: a stable reason, and what was short by how much in words."""
+    """Why a node did not get a replica: a stable reason, for which variant, and its facts: what was short by how much."""
 
     reason: ReasonCode
-    detail: _Text = ""
+    variant: _Text = ""
+    facts: dict[ReasonCode, _Count | _Text] = Field(default_factory=dict, max_length=8)
+
+
+RolloutPhase = Literal[
+    "stable",
+    "starting",
+    "waiting_for_readiness",
+    "making_room",
+    "no_room",
+    "draining_prior",
+    "timed_out",
+    "restoring",
+    "restored",
+]
+"""Meanings: `sbctl.placement.rollout`."""
 
 
 class RolloutState(_Part):
     """How far a generation is. `since_unix_ms`: when it began."""
 
-    phase: Literal["stable", "starting", "waiting_for_readiness", "draining_prior", "timed_out"]
+    phase: RolloutPhase
     target_ready: bool
     timed_out: bool = False
     since_unix_ms: _Millis = 0
@@ -340,6 +378,8 @@ class PlacedDeployment(_Part):
     assignments: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
     retained: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
     draining: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
+    fallback: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
+    """Of a generation that was taken down for this one: started again when this one cannot be brought up."""
     unplaced_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
     rejections: dict[Id, Rejection] = Field(default_factory=dict, max_length=1024)
     rejections_left_out: _Count = 0
@@ -362,6 +402,12 @@ class PlacementDocument(_LeaseHolders):
     lost_nodes: dict[Id, LostNode] = Field(default_factory=dict, max_length=4096)
     brake: _Text = ""
     """Why nothing is moved although nodes are lost; empty: it is not on."""
+    settled_nodes: tuple[Id, ...] = Field(default=(), max_length=4096)
+    """Nodes that are no newcomers: what they should take over on joining was moved to them."""
+    high_waters: dict[Id, _Number] = Field(default_factory=dict, max_length=4096)
+    """The highest generation of each deployment that was ever given out, also of those that are gone."""
+    generation_floor: _Count = 0
+    """No deployment that is not in `high_waters` had a higher generation."""
 
 
 # --- lease
