@@ -437,17 +437,19 @@ _Ref = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 class DispatchEnvelope(ClusterDocument):
     """One request that a gateway hands to one worker, over one hop, once.
 
-    Bound to the worker's present process by `audience_boot_epoch`, so the fence against replays needs no disk; to the body by `body_sha256`.
+    Bound to the worker's present process by `audience_boot_epoch`, so the fence against replays needs no disk; to the body by `body_sha256`;
+    to the connection by `issuer_certificate_sha256`, the certificate that the gateway shows there. Only a `hop_count` of 1 is taken.
     """
 
     issuer_node_id: Id
+    issuer_certificate_sha256: Digest
     audience_node_id: Id
     audience_boot_epoch: _Number
     request_id: _Ref
     nonce: Annotated[str, StringConstraints(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9_-]+\z")]
     issued_at_unix_ms: _Millis
     expires_at_unix_ms: _Millis
-    hop_count: Literal[1] = 1
+    hop_count: Annotated[int, Field(ge=0, le=255)] = 1
     tenant_id: _Ref | None = None
     governed_key_id: _Ref | None = None
     policy_revision: _Ref
