@@ -20,6 +20,7 @@ from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
 from sbctl.trust.identity import CLOCK_SKEW_S, IdentityClaims, claims_uri, parse_claims
+from sbctl.trust.node_keys import load_key, p256
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -107,7 +108,7 @@ def create_request(key: Secret, node_id: str) -> str:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(node_id))
-    return builder.sign(_load_key(key), hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+    return builder.sign(load_key(key), hashes.SHA256()).public_bytes(Encoding.PEM).decode()
 
 
 def create_ca(cluster_id: str, *, now: datetime) -> KeyPair:
@@ -144,7 +145,7 @@ def issue_intermediate(ca: KeyPair, request: str, name: str, *, now: datetime, v
     builder = _builder(_name(name), issuer.subject, public_key, now, until)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    return _signed(builder, _load_key(ca.key), _ec_key(issuer.public_key()))
+    return _signed(builder, load_key(ca.key), p256(issuer.public_key()))
 
 
 def _refuse_expired(issuer: x509.Certificate, now: datetime) -> None:
@@ -186,7 +187,7 @@ def issue_leaf(
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(alternative), critical=False)
-    leaf = _signed(builder, _load_key(ca.key), _ec_key(issuer.public_key()))
+    leaf = _signed(builder, load_key(ca.key), p256(issuer.public_key()))
     if verify_leaf(leaf, ca.certificate, server_name=claims.server_name, now=now).claims != claims:
         raise RefusedError("certificate.mismatch", "the issued certificate does not say what was granted")
     return leaf
@@ -204,7 +205,7 @@ def verify_leaf(chain: str, ca_bundle: str, *, server_name: str, now: datetime) 
     certificates = list(_load(chain))
     leaf, between = certificates[0], certificates[1:]
     for certificate in certificates:
-        _ec_key(certificate.public_key())
+        p256(certificate.public_key())
     facts = _facts(leaf)
     _check_dates(facts, now)
     moment = max(now, facts.not_before)
@@ -245,7 +246,7 @@ def request_key_digest(request: str) -> str:
 
 def public_key_digest(key: Secret) -> str:
     """SHA-256 of the public half of a private key. Raises InputError `certificate.key_invalid`, RefusedError `certificate.weak_key`."""
-    return _digest(_load_key(key).public_key())
+    return _digest(load_key(key).public_key())
 
 
 def matches(certificate: str, key: Secret) -> bool:
@@ -387,47 +388,11 @@ def _request_key(request: str) -> EllipticCurvePublicKey:
         raise problem
     try:
         parsed = x509.load_pem_x509_csr(request.encode())
-        key = _ec_key(parsed.public_key())
+        key = p256(parsed.public_key())
         if not parsed.is_signature_valid:
             raise problem
     except (ValueError, UnsupportedAlgorithm):
         raise problem from None
-    return key
-
-
-def _ec_key(key: object) -> EllipticCurvePublicKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
-        return key
-    kind = f"EC {key.curve.name}" if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__.strip("_")
-    raise RefusedError(
-        "certificate.weak_key",
-        f"node identities use ECDSA P-256 keys, and this is a key of another kind ({kind})",
-        next_step="make the request with a P-256 key",
-    )
-
-
-def _load_key(pem: Secret) -> EllipticCurvePrivateKey:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    try:
-        key = serialization.load_pem_private_key(pem.reveal(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InputError(
-            "certificate.key_invalid",
-            "the private key cannot be read: not an open PKCS#8 PEM",
-            next_step="openssl pkey -in KEY -out NEW writes it so",
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise RefusedError(
-            "certificate.weak_key",
-            "node identities use ECDSA P-256 keys, and this is another kind",
-            next_step="make the request with a P-256 key",
-        )
-    _ec_key(key.public_key())
     return key
 
 

@@ -1,4 +1,4 @@
-"""DSSE envelopes (github.com/secure-systems-lab/dsse, protocol 1.0) with Ed25519.
+"""DSSE envelopes (github.com/secure-systems-lab/dsse, protocol 1.0): Ed25519 for people and authorities, ECDSA P-256 for nodes.
 
 What is signed is `DSSEv1 <len type> <type> <len body> <body>`, so a payload of one type never passes as another. Verify, then use that
 very byte string: nothing is canonicalised and nothing is parsed twice. `keyid` is a hint for people; keys decide.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,16 @@ from sbctl.base import strict_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.trust.keys import SigningKey, parse_public_key
 
-__all__ = ["OpenedEnvelope", "open_envelope", "pae", "sign_envelope", "sign_together", "unverified_payload"]
+__all__ = [
+    "OpenedEnvelope",
+    "open_envelope",
+    "open_signed",
+    "pae",
+    "sign_envelope",
+    "sign_together",
+    "sign_with",
+    "unverified_payload",
+]
 
 _MAX_SIGNATURES: Final = 8
 
@@ -60,13 +69,18 @@ def sign_envelope(payload_type: str, payload: bytes, key: SigningKey, keyid: str
 
 def sign_together(payload_type: str, payload: bytes, keys: Mapping[str, SigningKey]) -> str:
     """The envelope signed by each of `keys` (key id → key): any one of them opens it."""
+    return sign_with(payload_type, payload, {keyid: key.sign for keyid, key in keys.items()})
+
+
+def sign_with(payload_type: str, payload: bytes, signs: Mapping[str, Callable[[bytes], bytes]]) -> str:
+    """The envelope with one signature of each (key id → message to signature)."""
     message = pae(payload_type, payload)
     return json.dumps(
         {
             "payload": base64.b64encode(payload).decode(),
             "payloadType": payload_type,
             "signatures": [
-                {"keyid": keyid, "sig": base64.b64encode(key.sign(message)).decode()} for keyid, key in keys.items()
+                {"keyid": keyid, "sig": base64.b64encode(sign(message)).decode()} for keyid, sign in signs.items()
             ],
         },
         separators=(",", ":"),
@@ -108,20 +122,31 @@ def open_envelope(text: str, payload_type: str, signers: Mapping[str, str], *, m
 
     Raises InputError `envelope.invalid`, `envelope.too_large`; RefusedError `envelope.wrong_type`, `envelope.bad_signature`.
     """
+    return open_signed(
+        text,
+        payload_type,
+        {name: parse_public_key(signers[name]).verifies for name in sorted(signers)},
+        max_bytes=max_bytes,
+    )
+
+
+def open_signed(
+    text: str, payload_type: str, verifies: Mapping[str, Callable[[bytes, bytes], bool]], *, max_bytes: int
+) -> OpenedEnvelope:
+    """As `open_envelope`; `verifies` are the signers' tests (name → signature, message to verdict), asked in their order."""
     envelope, payload = _parse(text, max_bytes)
     if envelope.payloadType != payload_type:
         raise RefusedError("envelope.wrong_type", f"the envelope holds another kind of document than {payload_type}")
     message = pae(payload_type, payload)
     signatures = [_decode(signature.sig) for signature in envelope.signatures]
-    for name in sorted(signers):
-        key = parse_public_key(signers[name])
-        if any(key.verifies(signature, message) for signature in signatures):
+    for name, genuine in verifies.items():
+        if any(genuine(signature, message) for signature in signatures):
             return OpenedEnvelope(payload, name)
     claimed = envelope.signatures[0].keyid
     raise RefusedError(
         "envelope.bad_signature",
         "no accepted signer signed this document",
-        next_step=f"accepted: {', '.join(sorted(signers)) or 'nobody'}; the envelope claims {claimed or 'no name'!r}",
+        next_step=f"accepted: {', '.join(verifies) or 'nobody'}; the envelope claims {claimed or 'no name'!r}",
     )
 
 

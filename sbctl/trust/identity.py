@@ -24,6 +24,7 @@ from sbctl.base import strict_json
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import is_id
+from sbctl.node.cluster_documents import ClusterRole
 from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.envelope import open_envelope, sign_envelope
 from sbctl.trust.keys import SigningKey
@@ -55,8 +56,6 @@ _SERVER_NAME_RE: Final = re.compile(
 )
 _CLAIMS_MAX_BYTES: Final = 48 * 1024
 _DOCUMENT_MAX_BYTES: Final = 64 * 1024
-
-ClusterRole = Literal["gateway", "worker", "authority"]
 
 
 def _check_id(text: str) -> str:
