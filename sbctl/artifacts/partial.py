@@ -96,6 +96,7 @@ class Partial:
         self._journal = -1
         self._hash: PrefixHash | None = None
         self._marks = self._synced_marks = 0
+        self._names_synced = False
 
     @property
     def total(self) -> int | None:
@@ -182,7 +183,7 @@ class Partial:
             if is_local(self.target.parent):
                 os.posix_fallocate(self._fd, 0, total)
             else:
-                os.ftruncate(self._fd, total)
+                fs.OPS.truncate(self._fd, total)
         except OSError as error:
             raise self._disk_error(error) from error
 
@@ -220,11 +221,14 @@ class Partial:
         if marks == self._synced_marks:
             return
         try:
-            os.fdatasync(self._fd)
+            fs.OPS.fdatasync(self._fd)
             self._append({"synced": marks})
-            os.fdatasync(self._journal)
+            fs.OPS.fdatasync(self._journal)
         except OSError as error:
             raise self._disk_error(error) from error
+        if not self._names_synced:
+            fs.fsync_directory(self.target.parent)
+            self._names_synced = True
         self._synced_marks = marks
 
     def advance_hash(self) -> None:
@@ -244,7 +248,7 @@ class Partial:
     def finish(self) -> None:
         """Make the bytes durable under the target's name. The caller has checked the digest."""
         try:
-            os.ftruncate(self._fd, self.pieces.total)
+            fs.OPS.truncate(self._fd, self.pieces.total)
         except OSError as error:
             raise self._disk_error(error) from error
         fs.install_file(self.path, self.target, mode=0o600)
@@ -299,6 +303,7 @@ class Partial:
             os.close(self._journal)
             self._journal = -1
         _remove(self.journal_path)
+        self._names_synced = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._journal = fs.OPS.open(str(self.journal_path), flags, 0o600)

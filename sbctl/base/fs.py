@@ -64,6 +64,12 @@ class FileOps:
     def fsync(self, fd: int) -> None:
         os.fsync(fd)
 
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
 
