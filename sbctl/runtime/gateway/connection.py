@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from sbctl.base.errors import InputError, SbctlError
-from sbctl.base.limits import DATA_BODY_MAX_BYTES, HTTP_HEADER_MAX_BYTES
+from sbctl.base.limits import HTTP_HEADER_MAX_BYTES
 from sbctl.runtime.gateway.answers import Answer, head_bytes
 from sbctl.runtime.gateway.chunked import ChunkedBody
 from sbctl.runtime.gateway.head import RequestHead, read_head
@@ -150,8 +150,9 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._server.check_room(head)
             self._server.app.check(head)
-            if (head.content_length or 0) > DATA_BODY_MAX_BYTES:
-                raise InputError("request_body_too_large", f"a body here has at most {DATA_BODY_MAX_BYTES} bytes")
+            if (head.content_length or 0) > self._server.limits.body_bytes:
+                most = self._server.limits.body_bytes
+                raise InputError("request_body_too_large", f"a body here has at most {most} bytes")
         except SbctlError as error:
             self._skip_body(head)
             self._refuse(error, closes=self._unread)
@@ -176,7 +177,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self.phase = Phase.BODY
         self.deadline_s = self._loop.time() + self._server.limits.body_s
-        self._body = ChunkedBody(max_bytes=DATA_BODY_MAX_BYTES) if head.is_chunked else None
+        self._body = ChunkedBody(max_bytes=self._server.limits.body_bytes) if head.is_chunked else None
         self._left = head.content_length or 0
         if head.expects_continue and not waiting and self._transport is not None:
             self._transport.write(_CONTINUE)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sbctl.base.errors import EngineError, SbctlError
-from sbctl.base.limits import DATA_BODIES_MAX_BYTES, HTTP_HEADER_DEADLINE_S, HTTP_IDLE_S
+from sbctl.base.limits import DATA_BODIES_MAX_BYTES, DATA_BODY_MAX_BYTES, HTTP_HEADER_DEADLINE_S, HTTP_IDLE_S
 from sbctl.runtime.gateway.answers import Answer
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.head import RequestHead
@@ -42,6 +42,8 @@ class GatewayLimits:
     """So long a caller may read nothing of what waits for it."""
     idle_s: float = HTTP_IDLE_S
     connections: int = 1024
+    body_bytes: int = DATA_BODY_MAX_BYTES
+    """Of one request."""
     bodies_bytes: int = DATA_BODIES_MAX_BYTES
     """Of all request bodies that are being received or worked on."""
 

@@ -14,7 +14,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from sbctl.engines.model import EngineAddress
 
-__all__ = ["ENGINE_ERRORS", "AnswerSink", "EngineConnection", "EnginePool", "request_head"]
+__all__ = ["ENGINE_ERRORS", "AnswerSink", "EngineConnection", "EnginePool", "Pool", "request_head"]
 
 ENGINE_ERRORS: Final = (OSError, TimeoutError)
 """What opening a connection to an engine that is dying raises."""
@@ -63,7 +63,7 @@ def request_head(method: str, path: str, length: int, content_type: str, request
 class EngineConnection(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    def __init__(self, pool: EnginePool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
@@ -230,15 +230,19 @@ class EngineConnection(asyncio.Protocol):
             sink.broke(why)
 
 
-class EnginePool:
-    """The connections to one engine."""
+class Pool:
+    """Connections that are kept to one place; what is used last is taken first. `idle_s`: so long one may be idle."""
 
-    def __init__(self, address: EngineAddress) -> None:
-        self._address = address
+    def __init__(self, *, idle_s: float) -> None:
+        self._idle_s = idle_s
         self._idle: deque[EngineConnection] = deque()
         self._open: set[EngineConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
+
+    async def _connect(self) -> EngineConnection:
+        """A new one, made by `_make`. Raises what `ENGINE_ERRORS` lists."""
+        raise NotImplementedError
 
     async def connection(self, *, fresh: bool = False) -> EngineConnection:
         """A kept one, or a new one; `fresh`: a new one. Raises what `ENGINE_ERRORS` lists."""
@@ -248,12 +252,8 @@ class EnginePool:
                 return kept
         if self._closed:
             raise ConnectionError("the engine is not wanted any more")
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_S):
-            if self._address.unix_path is not None:
-                _, made = await loop.create_unix_connection(self._make, str(self._address.unix_path))
-            else:
-                _, made = await loop.create_connection(self._make, "127.0.0.1", self._address.port or 0)
+            made = await self._connect()
         self._open.add(made)
         return made
 
@@ -266,7 +266,7 @@ class EnginePool:
         connection.idle_since_s = loop.time()
         self._idle.append(connection)
         if self._sweep is None:
-            self._sweep = loop.call_later(_IDLE_S / 4, self._close_idle)
+            self._sweep = loop.call_later(self._idle_s / 4, self._close_idle)
 
     def forget(self, connection: EngineConnection) -> None:
         self._open.discard(connection)
@@ -286,7 +286,23 @@ class EnginePool:
     def _close_idle(self) -> None:
         """The longest idle first; what is used last is taken first, so a pool shrinks to what it needs."""
         loop = asyncio.get_running_loop()
-        before_s = loop.time() - _IDLE_S * 3 / 4
+        before_s = loop.time() - self._idle_s * 3 / 4
         while self._idle and (not self._idle[0].is_open or self._idle[0].idle_since_s <= before_s):
             self._idle.popleft().close()
-        self._sweep = loop.call_later(_IDLE_S / 4, self._close_idle) if self._idle else None
+        self._sweep = loop.call_later(self._idle_s / 4, self._close_idle) if self._idle else None
+
+
+class EnginePool(Pool):
+    """The connections to one engine."""
+
+    def __init__(self, address: EngineAddress) -> None:
+        super().__init__(idle_s=_IDLE_S)
+        self._address = address
+
+    async def _connect(self) -> EngineConnection:
+        loop = asyncio.get_running_loop()
+        if self._address.unix_path is not None:
+            _, made = await loop.create_unix_connection(self._make, str(self._address.unix_path))
+        else:
+            _, made = await loop.create_connection(self._make, "127.0.0.1", self._address.port or 0)
+        return made
