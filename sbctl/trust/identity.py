@@ -43,6 +43,7 @@ __all__ = [
     "claims_uri",
     "document_of",
     "is_server_name",
+    "moment",
     "open_identity",
     "parse_claims",
     "sign_identity",
@@ -217,8 +218,8 @@ def check_document(
     expected = document_of(
         claims,
         certificate_sha256=certificate_sha256,
-        issued_at=_moment(document.issued_at_unix_secs),
-        expires_at=_moment(document.expires_at_unix_secs),
+        issued_at=moment(document.issued_at_unix_secs),
+        expires_at=moment(document.expires_at_unix_secs),
         authority_key_id=document.authority_key_id,
     )
     if document != expected:
@@ -228,7 +229,7 @@ def check_document(
             f"identity document and certificate differ in {wrong}",
             next_step="have the identity issued anew: sbctl cluster rotate NODE, then sbctl apply",
         )
-    issued, expires = _moment(document.issued_at_unix_secs), _moment(document.expires_at_unix_secs)
+    issued, expires = moment(document.issued_at_unix_secs), moment(document.expires_at_unix_secs)
     if now < issued - timedelta(seconds=CLOCK_SKEW_S):
         raise _clock_skew(now, issued, "the identity was issued at")
     if now > expires + timedelta(seconds=CLOCK_SKEW_S):
@@ -282,7 +283,7 @@ def _clock_skew(here: datetime, there: datetime, whose: str) -> RefusedError:
     )
 
 
-def _moment(unix_secs: int) -> datetime:
+def moment(unix_secs: int) -> datetime:
     """Any number is a moment; what no calendar holds is the nearest that one does."""
     lowest, highest = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
     if unix_secs <= lowest.timestamp():

@@ -25,7 +25,7 @@ from sbctl.trust.certificates import (
     verify_leaf,
 )
 from sbctl.trust.delegation import check_delegated, check_delegation, open_delegation
-from sbctl.trust.identity import IdentityClaims, check_document, open_identity
+from sbctl.trust.identity import IdentityClaims, check_document, moment, open_identity
 from sbctl.trust.revocation import open_revocations, refuse_revoked
 
 __all__ = [
@@ -63,6 +63,8 @@ class NodeIdentity:
     issuer: str
     attestation: Attestation
     revocations: int
+    until: datetime
+    """The first end of all that it stands on."""
 
 
 def attestation_of(*, has_document: bool, has_authority_key: bool) -> Attestation:
@@ -102,6 +104,7 @@ def verify_certificate(files: NodeIdentityFiles, *, now: datetime) -> NodeIdenti
     claims = facts.claims
     verify_leaf(files.certificate, files.ca, server_name=claims.server_name, now=now)
     revision = 0
+    ends = [one.not_after for one in read_chain(files.certificate)]
     if files.identity is not None and files.authority_key is not None:
         if files.revocations is None:
             raise InputError(
@@ -117,10 +120,12 @@ def verify_certificate(files: NodeIdentityFiles, *, now: datetime) -> NodeIdenti
             check_delegation(delegation, listed, now=now)
             check_delegated(delegation, claims, files.certificate)
             signers = AuthorityKeys((delegation.verifying_key,))
+            ends.append(moment(delegation.expires_at_unix_secs))
         document = open_identity(files.identity, signers)
         check_document(document, claims, certificate_sha256=facts.fingerprint, now=now)
         refuse_revoked(listed, claims)
         revision = listed.revision
+        ends.append(moment(document.expires_at_unix_secs))
     return NodeIdentity(
         claims=claims,
         certificate=facts,
@@ -128,6 +133,7 @@ def verify_certificate(files: NodeIdentityFiles, *, now: datetime) -> NodeIdenti
         issuer=_issuer(files, now),
         attestation=attestation,
         revocations=revision,
+        until=min(ends),
     )
 
 
