@@ -16,7 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,6 +72,8 @@ class _Record:
     ranges: list[tuple[int, int]]
     places: set[str]
     owner: Owner | None
+    synced: list[tuple[int, int]] = field(default_factory=list)
+    """Those of `ranges` that are on the disk."""
     released: bool = False
 
     @property
@@ -109,7 +111,7 @@ class Partial:
         for stem, record in _left_behind(self.target):
             if record is not None and not (record.released or _is_gone(record.owner, self.target.parent)):
                 best = best or ((stem, record) if self._fits(record) else None)
-            elif record is None or not self._fits(record):
+            elif record is None or not self._fits(record) or not self.target.with_name(stem + ".part").exists():
                 _remove(self.target.with_name(stem + ".part"), self.target.with_name(stem + ".journal"))
             elif best is None or _bytes_of(record) > _bytes_of(best[1]):
                 best = (stem, record)
@@ -137,16 +139,20 @@ class Partial:
             dict(record.validators),
             set(record.places),
         )
-        self._begin_journal(on_disk=not record.is_of_this_boot)
         if record.released or _is_gone(record.owner, self.target.parent):
+            self._begin_journal(record.synced)
+            fs.OPS.fdatasync(self._journal)
             try:
                 fs.OPS.rename(str(part), str(self.path))
                 self._fd = fs.OPS.open(str(self.path), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 self.discard_content()
                 return False
+            fs.fsync_directory(self.target.parent)
+            self._names_synced = True
             _remove(journal)
         else:
+            self._begin_journal()
             self._create()
             _copy(part, self._fd, self.pieces.done)
         status = os.fstat(self._fd)
@@ -290,15 +296,16 @@ class Partial:
         missing = 0 if self.total is None else self.total - self.pieces.done_bytes
         return _full(self.target.parent, missing, free)
 
-    def _begin_journal(self, *, on_disk: bool = False) -> None:
-        """The whole journal anew: what it is of, and what is here."""
+    def _begin_journal(self, on_disk: Sequence[tuple[int, int]] = ()) -> None:
+        """The whole journal anew: what it is of, what is here, and what of that is on the disk."""
         lines: list[dict[str, Any]] = [
             {"version": 1, "sha256": self._sha256, "total": self.total, "owner": asdict(own_identity())}
         ]
         lines += [{"place": place, "etag": etag} for place, etag in self._validators.items()]
+        lines += [{"r": [start, end]} for start, end in on_disk]
+        lines += [{"synced": len(on_disk)}] if on_disk else []
         lines += [{"r": [start, end]} for start, end in self.pieces.done]
-        lines += [{"synced": len(self.pieces.done)}] if on_disk else []
-        self._marks, self._synced_marks = len(self.pieces.done), 0
+        self._marks, self._synced_marks = len(on_disk) + len(self.pieces.done), 0
         if self._journal >= 0:
             os.close(self._journal)
             self._journal = -1
@@ -361,8 +368,7 @@ def _read(path: Path) -> _Record | None:
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         for raw in lines[1:-1]:
             _take_line(json.loads(raw), record, ranges)
-    if record.is_of_this_boot:
-        record.ranges[:] = ranges
+    record.ranges[:] = ranges if record.is_of_this_boot else record.synced
     return record
 
 
@@ -378,7 +384,7 @@ def _take_line(line: Any, record: _Record, ranges: list[tuple[int, int]]) -> Non
         record.validators[str(line["place"])] = str(line["etag"])
         record.places.add(str(line["place"]))
     elif "synced" in line:
-        record.ranges[:] = ranges[: line["synced"]]
+        record.synced[:] = ranges[: line["synced"]]
     elif "released" in line:
         record.released = True
     else:
