@@ -69,15 +69,15 @@ def admit_assignment(
     """Whether this node obeys an assignment. `held` is the bundle whose content it has; `lease_epoch_seen` the highest lease epoch of any
     document that it accepted.
 
-    In this order: node, fence, bundle, age. Raises RefusedError `assignment.wrong_node`, `assignment.stale`, `assignment.two_holders`,
-    `assignment.conflict`, `assignment.bundle_missing` (fetch it, then again), `assignment.bundle_old`, `assignment.bundle_conflict`,
+    In this order: node, fence, bundle, age. Raises RefusedError `assignment.wrong_node`, `lease.stale`, `lease.two_holders`,
+    `lease.conflict`, `assignment.bundle_missing` (fetch it, then again), `assignment.bundle_old`, `assignment.bundle_conflict`,
     `assignment.authority_stale`.
     """
     document = verified.document
     if document.node_id != node_id:
         raise RefusedError("assignment.wrong_node", f"the assignment is for {document.node_id}, and this is {node_id}")
     shown = LeaseFence(document.lease_epoch, document.lease_holder, document.counter, verified.digest)
-    obeyed = _admitted("assignment", shown, fence, lease_epoch_seen)
+    obeyed = _admitted(shown, fence, lease_epoch_seen)
     if not obeyed.repeat:
         _check_bundle(document.bundle, held)
         _check_age(moment_of(document.issued_at_unix_ms), now)
@@ -87,10 +87,10 @@ def admit_assignment(
 def admit_placement(
     verified: VerifiedDocument[PlacementDocument], *, fence: LeaseFence | None, lease_epoch_seen: int
 ) -> Obeyed:
-    """Raises RefusedError `placement.stale`, `placement.two_holders`, `placement.conflict`."""
+    """Raises RefusedError `lease.stale`, `lease.two_holders`, `lease.conflict`."""
     document = verified.document
     shown = LeaseFence(document.lease_epoch, document.lease_holder, document.counter, verified.digest)
-    return _admitted("placement", shown, fence, lease_epoch_seen)
+    return _admitted(shown, fence, lease_epoch_seen)
 
 
 def admit_lease(
@@ -99,14 +99,14 @@ def admit_lease(
     """Raises RefusedError `lease.stale`, `lease.two_holders`, `lease.conflict`."""
     document = verified.document
     shown = LeaseFence(document.epoch, document.holder, document.renewal, verified.digest)
-    return _admitted("lease", shown, fence, lease_epoch_seen)
+    return _admitted(shown, fence, lease_epoch_seen)
 
 
-def _admitted(kind: str, shown: LeaseFence, fence: LeaseFence | None, lease_epoch_seen: int) -> Obeyed:
+def _admitted(shown: LeaseFence, fence: LeaseFence | None, lease_epoch_seen: int) -> Obeyed:
     newest = max(lease_epoch_seen, 0 if fence is None else fence.lease_epoch)
     if shown.lease_epoch < newest:
         raise RefusedError(
-            f"{kind}.stale",
+            "lease.stale",
             f"{shown.holder} speaks with lease epoch {shown.lease_epoch}, and {newest} was seen",
             next_step="it lost the lease; the holder of today publishes anew by itself",
         )
@@ -114,20 +114,20 @@ def _admitted(kind: str, shown: LeaseFence, fence: LeaseFence | None, lease_epoc
         return Obeyed(shown, repeat=False)
     if shown.holder != fence.holder:
         raise RefusedError(
-            f"{kind}.two_holders",
+            "lease.two_holders",
             f"{shown.holder} and {fence.holder} both speak with lease epoch {shown.lease_epoch}",
             next_step="the store lost a lease: restart the runtime of one of the two authorities, which takes a new epoch",
             detail={"alarm": True},
         )
     if shown.counter < fence.counter:
         raise RefusedError(
-            f"{kind}.stale",
+            "lease.stale",
             f"number {shown.counter} of lease epoch {shown.lease_epoch} comes after {fence.counter} was accepted",
             next_step="it is a replay, or the store went back in time; the lease-holder publishes anew by itself",
         )
     if shown.counter == fence.counter and shown.digest != fence.digest:
         raise RefusedError(
-            f"{kind}.conflict",
+            "lease.conflict",
             f"{shown.holder} signed two documents with number {shown.counter} of lease epoch {shown.lease_epoch}",
             next_step="a copy of that authority is running: stop one of the two",
             detail={"alarm": True},
