@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -163,7 +164,8 @@ class _UnixConnection(http.client.HTTPConnection):
 class RuntimeProcess:
     """A daemon as a process of its own, asked through its control socket."""
 
-    def __init__(self, prefix: Path, *argv: str) -> None:
+    def __init__(self, prefix: Path, *argv: str, program: str = "sbctl.runtime.main") -> None:
+        """`program` is the module that runs: another one may change what the daemon does to the system."""
         self.paths = NodePaths(prefix / "etc", prefix / "state", prefix / "cache", prefix / "opt")
         env = {"PATH": os.environ["PATH"], "HOME": str(prefix), "SBCTL_NODE_PREFIX": str(prefix)}
         for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
@@ -172,7 +174,7 @@ class RuntimeProcess:
         self.log = prefix / "runtime.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sbctl.runtime.main", "serve", *argv],
+                [sys.executable, "-P", "-m", program, "serve", *argv],
                 env={**env, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -222,11 +224,23 @@ class RuntimeProcess:
             return HTTP_STATUS.status(last["error"]["code"]), last
         return 200, last["result"]
 
+    def admin(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """The admin API as its administrator: status and parsed body."""
+        credentials = base64.b64encode(b"admin:correct horse").decode()
+        headers = {"Authorization": f"Basic {credentials}"}
+        return self.http(method, path, body, headers, url=self.status()["admin_url"])[:2]
+
     def http(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        url: str | None = None,
     ) -> tuple[int, Any, Any]:
-        """Through the public listener: status, parsed body, headers."""
-        host = self.status()["http_url"].removeprefix("http://")
+        """Through the public listener, or that of `url`: status, parsed body, headers."""
+        host = (url or self.status()["http_url"]).removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=60)
         try:
             data = None if body is None else json.dumps(body)
