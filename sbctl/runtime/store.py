@@ -222,16 +222,17 @@ class RuntimeStore:
             self._audit(db, "bundle.clear", "bundle")
             db.execute("DELETE FROM accepted")
             db.execute("DELETE FROM stopped")
-        with contextlib.suppress(SbctlError):
-            remove_file(self._copy)
+        self._renew_copy(None)
 
     def accepted(self) -> AcceptedBundle | None:
         """The accepted bundle, checked by digest, not by signature or age: it was accepted once and holds until another one is.
 
-        Raises StateError `runtime.state_damaged` when its bytes changed since. Repairs the copy.
+        Raises StateError `runtime.state_damaged` when its bytes changed since. Repairs the copies, whatever a crash left of them.
         """
+        self._renew_deployments_copy()
         row = self._row("SELECT signer, envelope, envelope_sha256 FROM accepted")
         if row is None:
+            self._renew_copy(None)
             return None
         signer, envelope, digest = (str(value) for value in row)
         if sha256_bytes(envelope.encode()) != digest:
@@ -240,30 +241,15 @@ class RuntimeStore:
         payload = parse_bundle(raw)
         if content_digest(payload.content) != payload.content_digest:
             raise _damaged(self._path, "the accepted content does not have its digest")
-        with contextlib.suppress(InputError):
-            if read_bounded(self._copy, max_bytes=4 * BUNDLE_MAX_BYTES) == envelope.encode():
-                return AcceptedBundle(payload, signer)
         self._renew_copy(envelope.encode())
         return AcceptedBundle(payload, signer)
 
-    def _renew_copy(self, envelope: bytes) -> None:
-        """What is accepted is durable without it, so a disk that has no room for it does not undo the commit."""
-        try:
-            write_atomic(self._copy, envelope)
-        except SbctlError as error:
-            get_log("store").warning("the bundle's copy was not written", error=str(error))
+    def _renew_copy(self, envelope: bytes | None) -> None:
+        _renew(self._copy, envelope)
 
     def _renew_deployments_copy(self) -> None:
-        """As `_renew_copy`; no deployments of the admin API, no file."""
-        path = self._copy.with_name(DEPLOYMENTS_COPY)
         row = self._row("SELECT document FROM admin_deployments")
-        try:
-            if row is None:
-                remove_file(path)
-            else:
-                write_atomic(path, str(row[0]).encode())
-        except SbctlError as error:
-            get_log("store").warning("the copy of the deployments was not written", error=str(error))
+        _renew(self._copy.with_name(DEPLOYMENTS_COPY), None if row is None else str(row[0]).encode())
 
     def stopped(self) -> frozenset[str]:
         """Deployments that an operator stopped and nobody started again."""
@@ -325,6 +311,20 @@ class RuntimeStore:
     def close(self) -> None:
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._connection.close()
+
+
+def _renew(copy: Path, data: bytes | None) -> None:
+    """None: no file. What is accepted is durable without its copy, so a disk that has no room for it does not undo the commit."""
+    try:
+        if data is None:
+            remove_file(copy)
+            return
+        with contextlib.suppress(InputError):
+            if read_bounded(copy, max_bytes=4 * BUNDLE_MAX_BYTES) == data:
+                return
+        write_atomic(copy, data)
+    except SbctlError as error:
+        get_log("store").warning("a copy was not written", copy=copy.name, error=str(error))
 
 
 def _seed(db: sqlite3.Connection, seeds: Mapping[str, DeploymentMember]) -> None:
