@@ -16,6 +16,7 @@ from sbctl.artifacts.formats.shape import Certainty, ModelShape
 from sbctl.base.digests import fingerprint
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import EngineError
+from sbctl.base.limits import GIB, MIB
 from sbctl.engines.fit import CONTEXT_CHECKPOINTS, LaunchShape, MemoryNeed, need_of, with_margin
 from sbctl.engines.flag_tables import kv_cache_type
 from sbctl.engines.flags import parse_extra_args
@@ -24,10 +25,12 @@ __all__ = [
     "CPU",
     "Figure",
     "ReplicaLaunch",
+    "ceiling_bytes",
     "figure_of",
     "memory_key",
     "planned_bytes",
     "smaller_launches",
+    "usable_by_device",
     "usable_device_bytes",
     "usable_host_bytes",
 ]
@@ -40,6 +43,12 @@ _UBATCH: Final = 512
 _CPU_MEMORY_FRACTION: Final = 0.7
 """Of a machine's memory, what models may take."""
 _DEVICE_MEMORY_FRACTION: Final = 0.9
+_CEILING: Final = 1.25
+"""Of what was planned: what an engine may come to have before it is taken to leak."""
+_CEILING_LEAST_SLACK: Final = 512 * MIB
+_CEILING_DEVICE_SLACK: Final = 4 * GIB
+"""A driver of devices has memory of the host that no header tells of."""
+_CEILING_OF_MACHINE: Final = 0.9
 _ALL_LAYERS: Final = 1 << 20
 _LEAST_CONTEXT: Final = 512
 
@@ -161,6 +170,19 @@ def planned_bytes(figure: Figure, *, adapter_bytes: int, safety_margin: float) -
     return on_host, on_device
 
 
+def ceiling_bytes(figure: Figure, planned_host_bytes: int, machine_bytes: int) -> int | None:
+    """Of the host's memory, what one engine may have before the kernel ends it, and it alone. A figure that is not sure bounds nothing but
+    the machine. None where the machine's memory is not known.
+    """
+    if machine_bytes <= 0:
+        return None
+    most = int(machine_bytes * _CEILING_OF_MACHINE)
+    if figure.certainty == "unknown":
+        return most
+    slack = _CEILING_DEVICE_SLACK if figure.device_bytes else _CEILING_LEAST_SLACK
+    return min(most, max(int(planned_host_bytes * _CEILING), planned_host_bytes + slack))
+
+
 def usable_host_bytes(total_bytes: int, limit_bytes: int | None) -> int:
     """Of a machine's memory, or of what its control group leaves of it, what models may take."""
     return int((total_bytes if limit_bytes is None else min(limit_bytes, total_bytes)) * _CPU_MEMORY_FRACTION)
@@ -169,7 +191,13 @@ def usable_host_bytes(total_bytes: int, limit_bytes: int | None) -> int:
 def usable_device_bytes(gpus: Iterable[Mapping[str, object]]) -> int:
     """Of all devices together, as `HostFacts.gpus` tells of them."""
     told = (gpu.get("memory_total_bytes") for gpu in gpus)
-    return int(sum(size for size in told if isinstance(size, int)) * _DEVICE_MEMORY_FRACTION)
+    return sum(int(size * _DEVICE_MEMORY_FRACTION) for size in told if isinstance(size, int))
+
+
+def usable_by_device(gpus: Iterable[Mapping[str, object]]) -> dict[str, int]:
+    """The same, of each device that has an id."""
+    told = ((gpu.get("uuid"), usable_device_bytes((gpu,))) for gpu in gpus)
+    return {name: size for name, size in told if isinstance(name, str) and size}
 
 
 def memory_key(artifact: str, engine: str, version: str, launch: ReplicaLaunch, device: str = CPU) -> str:

@@ -173,6 +173,8 @@ class LaunchSpec:
     """Tokens each slot must have; compared with what the engine reports."""
     devices: tuple[str, ...] = ()
     """Whose memory it takes: starts and stops on one device take turns. None: the host's."""
+    memory_max_bytes: int | None = None
+    """Of the host's memory: beyond it the kernel ends the engine, and nothing else. None: no ceiling of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 __all__ = ["NvidiaDevices", "nvidia_devices"]
@@ -24,6 +25,8 @@ class NvidiaDevices:
     cuda: str | None = None
     gpus: tuple[dict[str, str | int], ...] = ()
     """Each with `name`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, `compute_capability`, as far as it tells."""
+    holders: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Of each device by its uuid: the processes that compute on it, with the bytes of it that they have."""
     problem: str | None = None
 
 
@@ -41,11 +44,13 @@ def nvidia_devices() -> NvidiaDevices:
         return NvidiaDevices(problem=f"the NVIDIA driver cannot be used: {str(error).rstrip('.')}")
     try:
         gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        holders = {str(gpu["uuid"]): _holders(pynvml, index) for index, gpu in enumerate(gpus) if "uuid" in gpu}
         version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         return NvidiaDevices(
             driver=_text(pynvml.nvmlSystemGetDriverVersion()),
             cuda=f"{version // 1000}.{version % 1000 // 10}",
             gpus=gpus,
+            holders=holders,
         )
     except pynvml.NVMLError as error:
         return NvidiaDevices(problem=f"the NVIDIA devices cannot be read: {str(error).rstrip('.')}")
@@ -68,6 +73,14 @@ def _gpu(nvml: Any, index: int) -> dict[str, str | int]:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         told["compute_capability"] = f"{major}.{minor}"
     return told
+
+
+def _holders(nvml: Any, index: int) -> Mapping[int, int]:
+    """What a driver does not say of a process (in a container, of a foreign user) is left out."""
+    with contextlib.suppress(nvml.NVMLError):
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses_v3(nvml.nvmlDeviceGetHandleByIndex(index))
+        return {int(one.pid): int(one.usedGpuMemory) for one in processes if one.usedGpuMemory is not None}
+    return {}
 
 
 def _text(value: str | bytes) -> str:

@@ -10,11 +10,19 @@ import pwd
 import re
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cgroup_version", "filesystem_of", "memory_limit", "nvidia_driver", "pci_gpus", "port_holders"]
+__all__ = [
+    "cgroup_version",
+    "filesystem_of",
+    "memory_free",
+    "memory_limit",
+    "nvidia_driver",
+    "pci_gpus",
+    "port_holders",
+]
 
 _FILE_MAX_BYTES = 1 << 20
 _DEVICES_MAX = 64
@@ -81,7 +89,35 @@ def cgroup_version(sys: str = "/sys") -> str:
 
 def memory_limit(sys: str = "/sys", proc: str = "/proc") -> int | None:
     """The least memory that a control group around this process allows, in bytes; None where none does."""
+    found = [limit for _group, limit, _version_2 in _limited_groups(sys, proc)]
+    return min(found) if found else None
+
+
+def memory_free(sys: str = "/sys", proc: str = "/proc") -> int | None:
+    """What this process and its children could still get, in bytes: what the kernel calls available, and no more than what each control group
+    around it leaves beside what is used and could not be given back. None where the kernel does not tell.
+    """
     found = []
+    for line in _text(proc + "/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if name == "MemAvailable" and words and words[0].isdigit():
+            found.append(int(words[0]) * 1024)
+    if not found:
+        return None
+    for group, limit, version_2 in _limited_groups(sys, proc):
+        used = _text(group + ("/memory.current" if version_2 else "/memory.usage_in_bytes")).strip()
+        files = ("inactive_file", "active_file") if version_2 else ("total_inactive_file", "total_active_file")
+        stat = dict(line.partition(" ")[::2] for line in _text(group + "/memory.stat").splitlines())
+        if used.isdigit():
+            found.append(
+                limit - int(used) + sum(int(stat.get(name, "")) for name in files if stat.get(name, "").isdigit())
+            )
+    return max(0, min(found))
+
+
+def _limited_groups(sys: str, proc: str) -> Iterator[tuple[str, int, bool]]:
+    """Directory, limit and whether it is of version 2, of each control group around this process that limits memory."""
     for line in _text(proc + "/self/cgroup").splitlines():
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -92,10 +128,10 @@ def memory_limit(sys: str = "/sys", proc: str = "/proc") -> int | None:
         name = "memory.max" if version_2 else "memory.limit_in_bytes"
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for count in range(len(parts) + 1):
-            told = _text("/".join([base, *parts[:count], name])).strip()
+            group = "/".join([base, *parts[:count]])
+            told = _text(group + "/" + name).strip()
             if told.isdigit() and 0 < int(told) < _NO_LIMIT:
-                found.append(int(told))
-    return min(found) if found else None
+                yield group, int(told), version_2
 
 
 def filesystem_of(path: Path, proc: str = "/proc") -> str:

@@ -47,6 +47,7 @@ from sbctl.runtime.event_log import EventLog, EventSink
 from sbctl.runtime.event_loop import run_in_loop, settle
 from sbctl.runtime.external.keys import ProviderKeys, with_provider_keys
 from sbctl.runtime.external.providers import ExternalProviders
+from sbctl.runtime.free_memory import free_memory
 from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import App, GatewayServer
 from sbctl.runtime.https_only import HttpsOnly
@@ -108,6 +109,7 @@ class Daemon:
         budget = budget_of(
             psutil.virtual_memory().total, memory_limit(), nvidia_devices().gpus, config.max_resident_models
         )
+        residency = Residency(budget, free_memory)
         self._provisioner = provisioner = NodeProvisioner(
             paths,
             settings.cache_directory,
@@ -118,7 +120,7 @@ class Daemon:
             events=self._events,
             fetch_settings=lambda: host_fetch_settings(config, paths, os.environ),
             metrics=self._metrics.weights,
-            has_devices=budget.device_bytes is not None,
+            devices=tuple(budget.devices),
             safety_margin=config.safety_margin,
         )
         self._reconciler = Reconciler(
@@ -127,7 +129,7 @@ class Daemon:
             store=self._store,
             ports=ReplicaPorts(
                 LaunchPorts(self._host, provisioner),
-                Residency(budget),
+                residency,
                 launched=self._metrics.launched,
                 events=self._events,
             ),
@@ -249,11 +251,11 @@ class Daemon:
         found = []
         for generation in tuple(self._reconciler.generations.values()):
             member = generation.member
-            ready = [replica.launched.engine.pid for replica in generation.replicas if replica.launched is not None]
+            ready = [replica.launched.engine for replica in generation.replicas if replica.launched is not None]
             if ready and member.engine.acceleration == "cpu":
                 with contextlib.suppress(SbctlError):
                     version = member.engine.version or (await self._provisioner.check_engine(member)).version
-                    found += [Running(member, version, pid) for pid in ready]
+                    found += [Running(member, version, engine) for engine in ready]
         return found
 
     async def _bind(self) -> None:

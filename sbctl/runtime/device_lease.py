@@ -4,7 +4,9 @@ An engine that starts measures how much of its device is free; a neighbour that 
 from before the process exists until it is ready, and from the signal until its memory is seen again. The driver shows freed memory late
 (about a second), hence the second look. What is not back by then is said, and the device is looked at again before the next start.
 
-Engines on the CPU take no lease: they measure nothing, and their memory goes with the process.
+Each device has a key of its own: engines on different devices start and stop beside each other. Keys are taken in the order of their names,
+so two that want several never wait for each other. An engine that may use every device takes all keys, and one more, which is the only one
+where devices cannot be told apart. Engines on the CPU take none: they measure nothing, and their memory goes with the process.
 """
 
 from __future__ import annotations
@@ -68,9 +70,13 @@ class DeviceLeases:
     @asynccontextmanager
     async def _held(self, devices: Collection[str]) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for device in sorted(devices):
+            for device in sorted(await self._keys(devices)):
                 await stack.enter_async_context(self._locks.setdefault(device, asyncio.Lock()))
             yield
+
+    async def _keys(self, devices: Collection[str]) -> set[str]:
+        every = await asyncio.to_thread(self._free_memory) if EVERY_DEVICE in devices else {}
+        return {*devices, *every}
 
     async def _free(self, devices: Collection[str]) -> Mapping[str, int]:
         if not devices:

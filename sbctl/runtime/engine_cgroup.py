@@ -40,6 +40,23 @@ class EngineCgroup:
             return frozenset(int(word) for word in (self.path / "cgroup.procs").read_text(encoding="ascii").split())
         return frozenset()
 
+    def limit_memory(self, limit_bytes: int) -> bool:
+        """Nothing in it may have more, swap included; beyond it the kernel kills here and nowhere else. False where the group cannot do that."""
+        for name, swap, swap_bytes in (
+            ("memory.max", "memory.swap.max", 0),
+            ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit_bytes),
+        ):
+            if (self.path / name).exists():
+                try:
+                    (self.path / name).write_text(f"{limit_bytes}\n", encoding="ascii")
+                except OSError:
+                    return False
+                with contextlib.suppress(OSError):
+                    if (self.path / swap).exists():
+                        (self.path / swap).write_text(f"{swap_bytes}\n", encoding="ascii")
+                return True
+        return False
+
     def kill(self) -> None:
         """SIGKILL to all, where the kernel does that in one step."""
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from sbctl.base.display import format_bytes
 from sbctl.runtime.engine_cgroup import EngineCgroup, oom_kills_of_kernel
 
 __all__ = ["EngineExit", "ExitCause", "OomEvidence"]
@@ -18,7 +19,7 @@ ExitCause = Literal["exit", "signal", "oom", "oom_likely", "lost"]
 
 _SAID: Final = {
     "signal": " from outside",
-    "oom": ": the kernel killed it, since memory ran out",
+    "oom": ": the kernel killed it, since memory ran out{ceiling}",
     "oom_likely": ": the kernel killed a process of this machine for memory at that time, probably this one",
 }
 
@@ -52,16 +53,25 @@ class EngineExit:
 
     returncode: int | None
     cause: ExitCause = "exit"
+    ceiling_bytes: int | None = None
+    """What it might have of the host's memory, where it had a ceiling of its own."""
 
     @classmethod
-    def told(cls, returncode: int | None, evidence: OomEvidence | None = None, *, by_us: bool = False) -> EngineExit:
+    def told(
+        cls,
+        returncode: int | None,
+        evidence: OomEvidence | None = None,
+        *,
+        by_us: bool = False,
+        ceiling_bytes: int | None = None,
+    ) -> EngineExit:
         """With the cause, as far as there is evidence."""
         if returncode is None:
             return cls(None, "lost")
         if returncode >= 0 or by_us:
             return cls(returncode, "exit" if returncode >= 0 else "signal")
         if returncode == -signal.SIGKILL and evidence is not None:
-            return cls(returncode, evidence.cause())
+            return cls(returncode, evidence.cause(), ceiling_bytes)
         return cls(returncode, "signal")
 
     def __str__(self) -> str:
@@ -74,4 +84,5 @@ class EngineExit:
         except ValueError:
             name = str(-self.returncode)
         crashed = self.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
-        return f"signal {name}" + (": it crashed" if crashed else _SAID.get(self.cause, ""))
+        ceiling = "" if self.ceiling_bytes is None else f" (it may have {format_bytes(self.ceiling_bytes)})"
+        return f"signal {name}" + (": it crashed" if crashed else _SAID.get(self.cause, "").format(ceiling=ceiling))

@@ -33,7 +33,15 @@ from sbctl.runtime.engine_output import EngineOutput, prune_engine_logs
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.listener_proof import prove_listener
 from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords, end_tree, members_of
-from sbctl.runtime.processes import TOKEN_VARIABLE, ProcessIdentity, boot_id, effort_of, process_identity
+from sbctl.runtime.processes import (
+    TOKEN_VARIABLE,
+    ProcessIdentity,
+    ProcessMemory,
+    boot_id,
+    effort_of,
+    memory_of,
+    process_identity,
+)
 
 __all__ = ["ChildEngineHost", "EngineHost", "EngineLabel", "OutputRing", "RunningEngine", "Slot"]
 
@@ -110,6 +118,10 @@ class RunningEngine(Protocol):
         """A number that grows while it computes or reads: what a start that takes long is told from one that hangs by. None: not known."""
         ...
 
+    async def memory(self) -> ProcessMemory | None:
+        """What its processes have of the host now; None when that cannot be seen."""
+        ...
+
     async def wait(self) -> EngineExit:
         """Returns when the first process has ended; may be called by many."""
         ...
@@ -142,6 +154,10 @@ class EngineHost(Protocol):
         """
         ...
 
+    def adopted_devices(self, slot: Slot) -> tuple[str, ...] | None:
+        """The devices of the adopted engine that waits for this slot's start; None when none waits."""
+        ...
+
     async def drop_unclaimed(self) -> None:
         """Stop the adopted engines that no `start` asked for."""
         ...
@@ -160,11 +176,12 @@ class EngineHost(Protocol):
 
 
 class _Identity(NamedTuple):
-    """What tells an engine's processes from all others."""
+    """What tells an engine's processes from all others. `ceiling_bytes`: what its group may have of the host's memory, where that is held."""
 
     leader: ProcessIdentity
     token: str
     group: EngineCgroup | None
+    ceiling_bytes: int | None
 
 
 class _ChildEngine:
@@ -175,7 +192,7 @@ class _ChildEngine:
         address: EngineAddress,
         output: EngineOutput | None,
     ) -> None:
-        self.leader, self.token, self.group = identity
+        self.leader, self.token, self.group, self._ceiling_bytes = identity
         self.is_stopping = False
         self._evidence = OomEvidence.before(self.group)
         self._process = process
@@ -199,6 +216,9 @@ class _ChildEngine:
     def effort(self) -> int | None:
         return effort_of(self.pids())
 
+    async def memory(self) -> ProcessMemory | None:
+        return await asyncio.to_thread(lambda: memory_of(self.pids()))
+
     async def prove_listener(self) -> None:
         prove_listener(self._address, self.pids())
 
@@ -209,7 +229,7 @@ class _ChildEngine:
         returncode = await self._process.wait()
         # The last words arrive beside the exit; a grandchild that keeps the pipe open must not hold this up.
         await asyncio.wait({self._reader}, timeout=0.2)
-        return EngineExit.told(returncode, self._evidence, by_us=self.is_stopping)
+        return EngineExit.told(returncode, self._evidence, by_us=self.is_stopping, ceiling_bytes=self._ceiling_bytes)
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -268,8 +288,8 @@ class ChildEngineHost:
                 os.close(gate_read)
             leader = process_identity(process.pid) or ProcessIdentity(process.pid, 0)
             output = None if self._logs is None else EngineOutput(self._logs, label.deployment, label.replica)
-            group = self._group(token, leader.pid)
-            identity = _Identity(leader, token, group)
+            group, ceiling_bytes = self._group(token, leader.pid, spec.memory_max_bytes)
+            identity = _Identity(leader, token, group, ceiling_bytes)
             engine = _ChildEngine(process, identity, spec.address, output)
             try:
                 self._records.write(_record(spec, label, identity))
@@ -294,6 +314,9 @@ class ChildEngineHost:
             prune_engine_logs(self._logs)
         return frozenset()
 
+    def adopted_devices(self, slot: Slot) -> tuple[str, ...] | None:  # noqa: ARG002 - nothing is adopted here
+        return None
+
     async def drop_unclaimed(self) -> None:
         """There are none."""
 
@@ -315,13 +338,16 @@ class ChildEngineHost:
         if engine.address.unix_path is not None:
             remove_file(engine.address.unix_path)
 
-    def _group(self, token: str, pid: int) -> EngineCgroup | None:
-        """The engine waits at its gate, so all that it ever starts will be in the group."""
+    def _group(self, token: str, pid: int, max_bytes: int | None) -> tuple[EngineCgroup | None, int | None]:
+        """And its ceiling, where one is held. The engine waits at its gate, so all that it ever starts will be in the group."""
         group = self._make_cgroup(token)
-        if group is None or group.add(pid):
-            return group
-        group.remove()
-        return None
+        if group is None:
+            return None, None
+        limited = max_bytes is not None and group.limit_memory(max_bytes)
+        if not group.add(pid):
+            group.remove()
+            return None, None
+        return group, max_bytes if limited else None
 
     async def _spawn(self, spec: LaunchSpec, env: Mapping[str, str], gate: int) -> asyncio.subprocess.Process:
         argv = (sys.executable, "-I", "-S", _GATE_PROGRAM, str(gate), str(os.getpid()), *spec.argv)
@@ -343,7 +369,7 @@ class ChildEngineHost:
 
 
 def _record(spec: LaunchSpec, label: EngineLabel, identity: _Identity) -> OwnershipRecord:
-    leader, token, group = identity
+    leader, token, group, _ceiling = identity
     return OwnershipRecord(
         token=token,
         pid=leader.pid,

@@ -1,11 +1,12 @@
 """The last program before an engine: waits until its ownership record is durable, then becomes the engine.
 
 Run by path with `python -I -S`; standard library only. Arguments: the gate's file descriptor, the daemon's pid, the engine's argv.
-The engine dies with the daemon (PR_SET_PDEATHSIG), gains no privileges by exec, and dumps no core.
+The engine dies with the daemon (PR_SET_PDEATHSIG), gains no privileges by exec, dumps no core, and goes first when memory runs out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -14,6 +15,7 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
+_OOM_SCORE = "300"
 _NOT_STARTED = 125
 _NOT_EXECUTABLE = 127
 
@@ -29,6 +31,8 @@ def main(argv: list[str]) -> int:
         return _NOT_STARTED
     os.close(gate)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(_OOM_SCORE)  # when the machine's memory runs out, an engine goes before the daemon
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

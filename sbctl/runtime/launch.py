@@ -60,24 +60,26 @@ async def launch_engine(
     *,
     token: bool,
     entered: Callable[[ReplicaPhase], None],
-    take_room: Callable[[Room], Awaitable[None]],
+    take_room: Callable[[Room], Awaitable[Room]],
+    begun: Callable[[RunningEngine], None],
     progress: Progress,
 ) -> Launched:
     """Returns a ready engine; `token` asks for one produced token. `entered` is told of cached and preparing; `take_room` returns when
-    the host has room for it, and the caller gives that back.
+    the host has room for it, with its devices, and the caller gives that back. `begun` is told of the process as soon as there is one.
 
     Raises SbctlError of whichever stage failed. Cancelled or failed: the process tree is gone before this returns.
     """
     prepared = await ports.provisioner.prepare(member, progress)
     entered(ReplicaPhase.CACHED)
     progress(0, None, f"room for {label.deployment}")
-    await take_room(await ports.provisioner.room(member, prepared))
-    spec = ports.provisioner.launch(member, prepared, deployment=label.deployment)
+    room = await take_room(await ports.provisioner.room(member, prepared))
+    spec = ports.provisioner.launch(member, prepared, deployment=label.deployment, room=room)
     entered(ReplicaPhase.PREPARING)
     driver = ports.provisioner.driver(member.engine.engine)
     async with ports.devices.starting(spec.devices):
         progress(0, None, f"starting {member.engine.engine} for {label.deployment}")
         engine = await ports.host.start(spec, label)
+        begun(engine)
         client = ports.connect(engine.address)
         try:
             await ports.await_ready(engine, client, spec, driver, token=token)

@@ -45,6 +45,12 @@ class LauncherClient:
         """Raises EngineError `engine_not_ours`, `engine_exposed`, `engine_health_failed`."""
         await self._ask_again({"op": "prove", "unit": unit, "port": port}, _QUICK_S)
 
+    async def memory(self, unit: str) -> tuple[int, int] | None:
+        """What its processes hold, and the most that they had resident; None when there are none."""
+        answer = await self._ask_again({"op": "memory", "unit": unit}, _QUICK_S)
+        held, peak = answer.get("held_bytes"), answer.get("peak_bytes")
+        return (held, peak) if isinstance(held, int) and isinstance(peak, int) else None
+
     async def lines(self, invocation: str, count: int) -> tuple[str, ...]:
         answer = await self._ask_again({"op": "lines", "invocation": invocation, "count": count}, _QUICK_S)
         return tuple(answer["lines"])

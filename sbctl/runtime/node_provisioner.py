@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +65,7 @@ class NodeProvisioner:
         events: EventSink = NO_EVENTS,
         fetch_settings: Callable[[], FetchSettings] = _no_settings,
         metrics: WeightMetrics | None = None,
-        has_devices: bool = False,
+        devices: Collection[str] = (),
         safety_margin: float = 0.0,
     ) -> None:
         self._paths = paths
@@ -75,7 +76,7 @@ class NodeProvisioner:
         self._events = events
         self._fetch_settings = fetch_settings
         self._metrics = metrics if metrics is not None else WeightMetrics(CollectorRegistry())
-        self._has_devices = has_devices
+        self._devices = tuple(devices)
         self._safety_margin = safety_margin
         self._used: frozenset[str] | None = None
         """As `keep_only` said last."""
@@ -205,11 +206,12 @@ class NodeProvisioner:
             version,
             shape=None if entry is None else entry.shape,
             observed=observed_memory(self._paths.state),
-            has_devices=self._has_devices,
+            devices=self._devices,
             safety_margin=self._safety_margin,
+            machine_bytes=psutil.virtual_memory().total,
         )
 
-    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
+    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str, room: Room) -> LaunchSpec:
         request = LaunchRequest(
             weights=prepared.weights,
             address=self._address(prepared.build),
@@ -223,8 +225,10 @@ class NodeProvisioner:
             mode=member.mode,
             kv_quant=member.kv_quant,
             adapters=prepared.adapters,
+            devices=room.device_ids,
         )
-        return self.driver(member.engine.engine).launch(prepared.build, request)
+        spec = self.driver(member.engine.engine).launch(prepared.build, request)
+        return replace(spec, memory_max_bytes=room.ceiling_bytes)
 
     def _address(self, build: EngineBuild) -> EngineAddress:
         """A UNIX socket where the engine host wants it for builds that can, a loopback port for the rest."""

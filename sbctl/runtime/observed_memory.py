@@ -20,11 +20,12 @@ from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.ids import is_digest
 from sbctl.base.limits import MIB
+from sbctl.runtime.engine_host import RunningEngine
 from sbctl.runtime.log import get_log
 from sbctl.runtime.replica_room import kind_of_process
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["FILE_NAME", "ObservedMemory", "Running", "observed_memory", "peak_bytes"]
+__all__ = ["FILE_NAME", "ObservedMemory", "Running", "observed_memory"]
 
 FILE_NAME: Final = "observed_memory.json"
 _FILE_MAX_BYTES: Final = MIB
@@ -36,29 +37,15 @@ _INTERVAL_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One ready engine: what it was started as, the version of its build, and its first process."""
+    """One ready engine: what it was started as, and the version of its build."""
 
     member: DeploymentMember
     version: str
-    pid: int
+    engine: RunningEngine
 
     @property
     def key(self) -> str:
         return kind_of_process(self.member, self.version)
-
-
-def peak_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """The most that a process had resident since it began; None when there is none, or it cannot be read."""
-    try:
-        text = (proc / str(pid) / "status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        number = rest.split()
-        if name == "VmHWM" and number and number[0].isdigit():
-            return int(number[0]) * 1024
-    return None
 
 
 def observed_memory(state: Path) -> Mapping[str, int]:
@@ -90,20 +77,21 @@ class ObservedMemory:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            await asyncio.to_thread(self.look, tuple(await self._running()))
+            await self.look(await self._running())
 
-    def look(self, running: Iterable[Running]) -> None:
+    async def look(self, running: Iterable[Running]) -> None:
         """Once. A figure only grows; one of another context, type or build is another figure."""
         changed = False
         for one in running:
-            peak = peak_bytes(one.pid)
-            known = self._known.get(one.key, 0)
-            if peak is not None and peak >= known + _WORTH_WRITING_BYTES:
+            memory = await one.engine.memory()
+            if memory is not None and memory.peak >= self._known.get(one.key, 0) + _WORTH_WRITING_BYTES:
                 self._known.pop(one.key, None)
-                self._known[one.key] = peak
+                self._known[one.key] = memory.peak
                 changed = True
-        if not changed:
-            return
+        if changed:
+            await asyncio.to_thread(self._keep)
+
+    def _keep(self) -> None:
         for key in list(self._known)[:-_KEPT]:
             del self._known[key]
         with contextlib.suppress(SbctlError):

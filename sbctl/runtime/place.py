@@ -6,8 +6,10 @@ import asyncio
 from typing import Protocol
 
 from sbctl.runtime.admission import Gate
+from sbctl.runtime.engine_host import RunningEngine
 from sbctl.runtime.replica_states import ReplicaPhase
-from sbctl.runtime.residency import Residency, worth_a_start_s
+from sbctl.runtime.residency import Residency
+from sbctl.runtime.resident import worth_a_start_s
 from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember
 
@@ -30,6 +32,11 @@ class Housed(Protocol):
     @property
     def has_waiters(self) -> bool: ...
 
+    @property
+    def engine(self) -> RunningEngine | None: ...
+
+    def adopted_devices(self) -> tuple[str, ...] | None: ...
+
     async def unload(self, why: str) -> None: ...
 
 
@@ -44,10 +51,11 @@ class Place:
         self._has_turn = asyncio.Event()
         self._has_turn.set()
 
-    async def take(self, room: Room, *, waits: bool) -> None:
-        """Raises EngineError `insufficient_capacity`."""
-        await self._residency.take(self, room, waits=waits)
+    async def take(self, room: Room, *, waits: bool) -> Room:
+        """With its devices. Raises EngineError `insufficient_capacity`."""
+        taken = await self._residency.take(self, room, waits=waits)
         self._start_began_s = asyncio.get_running_loop().time()
+        return taken
 
     def give_back(self) -> None:
         self._residency.give_back(self)
@@ -70,6 +78,14 @@ class Place:
     @property
     def deployment(self) -> str:
         return self._replica.deployment
+
+    @property
+    def engine(self) -> RunningEngine | None:
+        return self._replica.engine
+
+    @property
+    def adopted_devices(self) -> tuple[str, ...] | None:
+        return self._replica.adopted_devices()
 
     @property
     def is_pinned(self) -> bool:

@@ -18,8 +18,10 @@ from typing import Final
 __all__ = [
     "TOKEN_VARIABLE",
     "ProcessIdentity",
+    "ProcessMemory",
     "boot_id",
     "effort_of",
+    "memory_of",
     "own_identity",
     "process_identity",
     "signal_process",
@@ -37,6 +39,16 @@ class ProcessIdentity:
 
     pid: int
     start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """What processes have of the host's memory, in bytes. `held` is theirs alone; pages of files, which the kernel takes back, are not in it.
+    `peak` is the most that they had resident, those pages included.
+    """
+
+    held: int
+    peak: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,19 @@ def effort_of(pids: Iterable[int]) -> int | None:
                 if name in ("rchar", "read_bytes"):
                     total += int(value) >> 20
     return total
+
+
+def memory_of(pids: Iterable[int], proc: Path = Path("/proc")) -> ProcessMemory | None:
+    """Of all of them together; None when none of them can be looked at."""
+    held = peak = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+            told = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+            sizes = {name: int(words[0]) * 1024 for name, words in told.items() if words and words[0].isdigit()}
+            held += sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
+            peak += sizes.get("VmHWM", 0)
+    return ProcessMemory(held, peak) if peak else None
 
 
 def signal_process(target: ProcessIdentity, number: signal.Signals) -> bool:

@@ -53,8 +53,8 @@ class Provisioner(Protocol):
         """What one replica takes of this host, margin included."""
         ...
 
-    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
-        """A fresh address and the whole command line. Raises EngineError `engine.unsafe_argument`, `engine.incompatible`."""
+    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str, room: Room) -> LaunchSpec:
+        """A fresh address, the whole command line, on the devices of its room and below its ceiling. Raises EngineError `engine.unsafe_argument`, `engine.incompatible`."""
         ...
 
     def keep_only(self, artifacts: frozenset[str]) -> None:

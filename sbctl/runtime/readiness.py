@@ -51,12 +51,17 @@ async def exit_error(ended: EngineExit, engine: RunningEngine, *, while_loading:
         "engine_oom_killed" if killed else "engine_early_exit" if while_loading else "engine_exited",
         f"the engine ended {'while loading ' if while_loading else ''}with {ended}{last}",
         place=f"pid {engine.pid}",
-        next_step="choose a smaller context, fewer slots or a smaller variant, or give the host more memory"
-        if killed
-        else None,
+        next_step=_killed_next_step(ended) if killed else None,
         retryable=True,
         detail={"output": list(lines), "cause": ended.cause},
     )
+
+
+def _killed_next_step(ended: EngineExit) -> str:
+    less = "choose a smaller context, fewer slots or a smaller variant"
+    if ended.ceiling_bytes is None:
+        return f"{less}, or give the host more memory"
+    return f"if it grew with its requests, it leaks: take another build; if it needs more than was planned, say memory: in its deployment, or {less}"
 
 
 async def await_ready(

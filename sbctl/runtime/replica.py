@@ -29,7 +29,6 @@ from sbctl.runtime.launch import Launched, end_engine, launch_engine
 from sbctl.runtime.log import get_log
 from sbctl.runtime.place import Place
 from sbctl.runtime.provision import Progress, quiet
-from sbctl.runtime.readiness import exit_error
 from sbctl.runtime.replica_messages import (
     Load,
     LoadedBy,
@@ -46,7 +45,8 @@ from sbctl.runtime.replica_messages import (
     settle,
     why_stopped,
 )
-from sbctl.runtime.replica_states import ReplicaPhase, check_transition
+from sbctl.runtime.replica_states import ReplicaPhase, check_transition, told_state
+from sbctl.runtime.replica_watch import watch_exit, watch_health, watch_idle
 from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember
 
@@ -54,8 +54,6 @@ __all__ = ["Replica"]
 
 _STABLE_AFTER_S: Final = 60.0
 _UNHEALTHY_GRACE_S: Final = 1.0
-_IDLE_TICK_S: Final = 1.0
-_ERROR_MAX_CHARS: Final = 512
 
 
 class Replica:
@@ -85,6 +83,8 @@ class Replica:
         self._launched_by: LoadedBy | None = None
         """None: a restart of our own."""
         self.place = Place(self, ports.residency)
+        self._begun: RunningEngine | None = None
+        """Of a start that is under way."""
         self.unended: Launched | None = None
         """An engine that did not end when it should."""
         self._token_seen = False
@@ -160,6 +160,16 @@ class Replica:
         return any(not waiter.done() for waiter in self._waiters)
 
     @property
+    def engine(self) -> RunningEngine | None:
+        """Its process, as soon as there is one and until it is gone."""
+        held = self.launched or self.unended
+        return self._begun if held is None else held.engine
+
+    def adopted_devices(self) -> tuple[str, ...] | None:
+        """Of the engine of a former daemon that its next start takes over; None when there is none."""
+        return self._ports.launch.host.adopted_devices(self.label.slot)
+
+    @property
     def is_retired(self) -> bool:
         return self._owner.done()
 
@@ -181,16 +191,9 @@ class Replica:
             self.launched.watch.progressed()
 
     def state(self) -> ReplicaState:
-        error = self.error
-        return ReplicaState(
-            replica=self.label.replica,
-            state=self.phase.value,
-            pid=None if self.launched is None else self.launched.engine.pid,
-            restarts=self.restarts,
-            active_requests=self.gate.active,
-            queued_requests=self.gate.queued,
-            last_error=None if error is None else error.message[:_ERROR_MAX_CHARS],
-            reason_code=None if error is None else "crash_loop" if self.crash_looping else error.code,
+        pid = None if self.launched is None else self.launched.engine.pid
+        return told_state(
+            self.label.replica, self.phase, pid, self.restarts, self.gate, self.error, looping=self.crash_looping
         )
 
     async def _ask(self, make: Callable[[asyncio.Future[None]], Message]) -> None:
@@ -267,15 +270,20 @@ class Replica:
                 token=not self._token_seen,
                 entered=lambda phase: self._mailbox.put_nowait(Report(number, entered=phase)),
                 take_room=self._take_room,
+                begun=self._note_begun,
                 progress=progress,
             )
         except BaseException:
+            self._begun = None
             if self.unended is None:
                 self.place.give_back()
             raise
 
-    async def _take_room(self, room: Room) -> None:
-        await self.place.take(room, waits=self._launched_by != "reconcile")
+    def _note_begun(self, engine: RunningEngine) -> None:
+        self._begun = engine
+
+    async def _take_room(self, room: Room) -> Room:
+        return await self.place.take(room, waits=self._launched_by != "reconcile")
 
     async def _on_stop(self, ask: Stop) -> None:
         if ask.only_if_idle and (not self.is_ready or self.gate.active or self.gate.queued):
@@ -338,7 +346,16 @@ class Replica:
         self.place.note_ready()
         self.gate.open()
         number = self._launch
-        for work in (self._watch_exit(number, launched.engine), self._watch_health(number), self._watch_idle()):
+
+        def tell(error: SbctlError) -> None:
+            self._mailbox.put_nowait(Report(number, broken=error))
+
+        interval_s = self._ports.launch.times.interval_s
+        for work in (
+            watch_exit(launched.engine, tell),
+            watch_health(self, interval_s, tell),
+            watch_idle(self, self.unload),
+        ):
             task = asyncio.create_task(work)
             self._watchers.add(task)
             task.add_done_callback(self._watchers.discard)
@@ -397,7 +414,7 @@ class Replica:
     async def _end_engine(self, grace_s: float | None, *, leave: bool = False) -> None:
         for watcher in self._watchers:
             watcher.cancel()
-        launched, self.launched = self.launched, None
+        launched, self.launched, self._begun = self.launched, None, None
         self.place.stay()
         if launched is not None:
             try:
@@ -429,22 +446,3 @@ class Replica:
     async def _retry_later(self, number: int, failures: int) -> None:
         await asyncio.sleep(backoff_s(failures, self._ports.chance()))
         self._mailbox.put_nowait(Report(number, retry_due=True))
-
-    async def _watch_exit(self, number: int, engine: RunningEngine) -> None:
-        ended = await engine.wait()
-        self._mailbox.put_nowait(Report(number, broken=await exit_error(ended, engine, while_loading=False)))
-
-    async def _watch_health(self, number: int) -> None:
-        while (launched := self.launched) is not None:
-            await asyncio.sleep(self._ports.launch.times.interval_s)
-            if (error := await launched.watch.check(active=self.gate.active)) is not None:
-                self._mailbox.put_nowait(Report(number, broken=error))
-                return
-
-    async def _watch_idle(self) -> None:
-        while True:
-            await asyncio.sleep(_IDLE_TICK_S)
-            keep_s, idle_since_s = self.member.keep_alive_secs, self.gate.idle_since_s
-            now_s = asyncio.get_running_loop().time()
-            if keep_s is not None and idle_since_s is not None and now_s - idle_since_s >= keep_s:
-                await self._ask(lambda waiter: Stop(waiter, "idle", 0.0, only_if_idle=True))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.engines.memory import (
+    Figure,
     ReplicaLaunch,
+    ceiling_bytes,
     figure_of,
     memory_key,
     planned_bytes,
-    usable_device_bytes,
+    usable_by_device,
     usable_host_bytes,
 )
 from sbctl.runtime.room import Budget, Room
@@ -23,9 +26,8 @@ def budget_of(
     total_bytes: int, limit_bytes: int | None, gpus: Iterable[Mapping[str, object]], max_engines: int | None
 ) -> Budget:
     """Of a machine that tells its memory; one that does not has no bound of bytes."""
-    devices = usable_device_bytes(gpus)
     host = usable_host_bytes(total_bytes, limit_bytes) if total_bytes else None
-    return Budget(host, devices or None, max_engines)
+    return Budget(host, usable_by_device(gpus), max_engines)
 
 
 def _launch_of(member: DeploymentMember, *, on_device: bool) -> ReplicaLaunch:
@@ -53,21 +55,36 @@ def room_of(
     *,
     shape: ModelShape | None,
     observed: Mapping[str, int],
-    has_devices: bool,
+    devices: Collection[str],
     safety_margin: float,
+    machine_bytes: int = 0,
 ) -> Room:
-    """`version` is of the build that will run, `shape` of the weights on this disk. Without a header the files themselves are counted."""
+    """`version` is of the build that will run, `shape` of the weights on this disk. Without a header the files themselves are counted.
+
+    `devices` are all that there are; a Vulkan build, which cannot be told to take one, lies on each of them.
+    """
     policy = member.engine
     on_device = (
-        has_devices and policy.launch == "binary" and policy.path is None and policy.acceleration in ("cuda", "vulkan")
+        bool(devices)
+        and policy.launch == "binary"
+        and policy.path is None
+        and policy.acceleration in ("cuda", "vulkan")
     )
-    figure = figure_of(
-        _launch_of(member, on_device=on_device),
-        shape=shape,
-        catalog_bytes=max(member.artifact.min_memory_bytes, member.artifact.total_bytes),
-        declared_bytes=member.memory_bytes,
-        observed_bytes=observed.get(kind_of_process(member, version)),
-    )
+    facts: dict[str, Any] = {
+        "shape": shape,
+        "catalog_bytes": max(member.artifact.min_memory_bytes, member.artifact.total_bytes),
+        "declared_bytes": member.memory_bytes,
+    }
+    launch = _launch_of(member, on_device=on_device)
     adapters = sum(adapter.artifact.total_bytes for adapter in member.adapters)
-    on_host, on_devices = planned_bytes(figure, adapter_bytes=adapters, safety_margin=safety_margin)
-    return Room(on_host, on_devices)
+
+    def planned(figure: Figure) -> tuple[int, int]:
+        return planned_bytes(figure, adapter_bytes=adapters, safety_margin=safety_margin)
+
+    on_host, on_devices = planned(
+        figure_of(launch, observed_bytes=observed.get(kind_of_process(member, version)), **facts)
+    )
+    # What was seen would raise the ceiling of an engine that leaks, each time a little.
+    expected = figure_of(launch, **facts)
+    room = Room(on_host, on_devices, ceiling_bytes=ceiling_bytes(expected, planned(expected)[0], machine_bytes))
+    return room.on(devices) if policy.acceleration == "vulkan" else room

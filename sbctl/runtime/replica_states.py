@@ -18,7 +18,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["TRANSITIONS", "ReplicaPhase", "check_transition"]
+from sbctl.base.errors import SbctlError
+from sbctl.node.snapshot import ReplicaState
+from sbctl.runtime.admission import Gate
+
+__all__ = ["TRANSITIONS", "ReplicaPhase", "check_transition", "told_state"]
+
+_ERROR_MAX_CHARS: Final = 512
 
 
 class ReplicaPhase(StrEnum):
@@ -52,3 +58,26 @@ def check_transition(before: ReplicaPhase, after: ReplicaPhase) -> None:
     """Raises RuntimeError for a transition that is not in the table: a bug, never a condition."""
     if after not in TRANSITIONS[before]:
         raise RuntimeError(f"a replica cannot go from {before} to {after}")
+
+
+def told_state(
+    number: int,
+    phase: ReplicaPhase,
+    pid: int | None,
+    restarts: int,
+    gate: Gate,
+    error: SbctlError | None,
+    *,
+    looping: bool,
+) -> ReplicaState:
+    """For status rows. `pid` of its engine once that is ready; `looping`: it is not tried again by itself."""
+    return ReplicaState(
+        replica=number,
+        state=phase.value,
+        pid=pid,
+        restarts=restarts,
+        active_requests=gate.active,
+        queued_requests=gate.queued,
+        last_error=None if error is None else error.message[:_ERROR_MAX_CHARS],
+        reason_code=None if error is None else "crash_loop" if looping else error.code,
+    )

@@ -23,7 +23,8 @@ from sbctl.runtime.generation import Generation, launch_identity
 from sbctl.runtime.log import get_log
 from sbctl.runtime.place import Place
 from sbctl.runtime.provision import Progress, Provisioner
-from sbctl.runtime.residency import Residency, Resident
+from sbctl.runtime.residency import Residency
+from sbctl.runtime.resident import Resident
 from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember, member_digest
 

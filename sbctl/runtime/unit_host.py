@@ -31,6 +31,7 @@ from sbctl.runtime.launcher.spec import unit_of
 from sbctl.runtime.launcher_client import LauncherClient
 from sbctl.runtime.log import get_log
 from sbctl.runtime.ownership import OwnershipRecords
+from sbctl.runtime.processes import ProcessMemory
 from sbctl.runtime.unit_records import UnitRecord, UnitRecords, start_fingerprint
 
 __all__ = ["UnitEngineHost"]
@@ -67,6 +68,12 @@ class _UnitEngine:
     def effort(self) -> int | None:
         return effort_of_unit(self.record.unit)
 
+    async def memory(self) -> ProcessMemory | None:
+        with contextlib.suppress(SbctlError):
+            told = await self._client.memory(self.record.unit)
+            return None if told is None else ProcessMemory(*told)
+        return None
+
     async def wait(self) -> EngineExit:
         if self._ending is None:
             self._ending = asyncio.create_task(self._wait(), name=f"engine-exit-{self._pid}")
@@ -81,7 +88,7 @@ class _UnitEngine:
         ended = await self._client.wait(self.record.unit, self._invocation)
         returncode = ended.get("returncode")
         if ended.get("result") == "oom-kill":
-            return EngineExit(-signal.SIGKILL, "oom")
+            return EngineExit(-signal.SIGKILL, "oom", self.record.memory_max_bytes)
         return EngineExit.told(returncode if isinstance(returncode, int) else None)
 
 
@@ -157,6 +164,10 @@ class UnitEngineHost:
                 self._records.remove(record.token)
         return frozenset((engine.record.deployment, engine.record.replica) for engine in self._unclaimed.values())
 
+    def adopted_devices(self, slot: Slot) -> tuple[str, ...] | None:
+        waiting = (engine.record for engine in self._unclaimed.values())
+        return next((record.devices for record in waiting if (record.deployment, record.replica) == slot), None)
+
     async def drop_unclaimed(self) -> None:
         for engine in list(self._unclaimed.values()):
             self._log.info("engine is not wanted any more", unit=engine.record.unit)
@@ -201,6 +212,8 @@ class UnitEngineHost:
             started_as=started_as,
             unix_path=None if path is None else str(path),
             port=spec.address.port,
+            memory_max_bytes=spec.memory_max_bytes,
+            devices=spec.devices,
         )
 
     async def _abandon(self, record: UnitRecord) -> None:
@@ -248,7 +261,7 @@ def _wire(spec: LaunchSpec, label: EngineLabel, token: str) -> Mapping[str, Any]
         "env": {name: value for name, value in spec.env.items() if name in _PASSED},
         "unix_path": None if path is None else str(path),
         "port": spec.address.port,
-        "memory_bytes": None,
+        "memory_bytes": spec.memory_max_bytes,
     }
 
 

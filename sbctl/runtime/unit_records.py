@@ -39,6 +39,8 @@ class UnitRecord(BaseModel):
     """`start_fingerprint` of its launch."""
     unix_path: str | None = None
     port: int | None = None
+    memory_max_bytes: int | None = None
+    devices: tuple[str, ...] = ()
 
     @property
     def address(self) -> EngineAddress:
@@ -46,7 +48,9 @@ class UnitRecord(BaseModel):
 
 
 def start_fingerprint(spec: LaunchSpec) -> str:
-    """Equal for two launches exactly when an engine that was started by the one does the work of the other: all but the address."""
+    """Equal for two launches exactly when an engine that was started by the one does the work of the other: all but the address
+    and the ceiling of its memory, which follows what was seen of its kind.
+    """
     own = str(spec.address.unix_path) if spec.address.unix_path is not None else None
     words = [
         "" if word == own or (position and spec.argv[position - 1] == "--port") else word

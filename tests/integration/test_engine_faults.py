@@ -50,6 +50,7 @@ class Node:
         self.records = OwnershipRecords(folder / "records")
         self.host = ChildEngineHost(self.records, folder, logs=folder / "logs")
         self.ready_deadline_s = 60.0
+        self.ceiling_bytes: int | None = None
         self.ports: list[int] = []
         self.replicas: list[Replica] = []
 
@@ -73,17 +74,22 @@ class Node:
     async def prepare(self, member: DeploymentMember, progress: Progress) -> Prepared:
         return Prepared(self.folder / "tiny.gguf", self.build)
 
-    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
+    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str, room: Room) -> LaunchSpec:
         port = self.ports.pop(0) if self.ports else free_loopback_port()
         request = launch_request(
             weights=prepared.weights, address=EngineAddress(port=port), alias=deployment,
             context_length=member.context_length, slots=member.max_concurrency, environ=os.environ,
         )  # fmt: skip
         spec = LlamaCpp().launch(prepared.build, request)
-        return replace(spec, ready_deadline_s=self.ready_deadline_s, stop=StopPlan(grace_s=1.0))
+        return replace(
+            spec,
+            ready_deadline_s=self.ready_deadline_s,
+            stop=StopPlan(grace_s=1.0),
+            memory_max_bytes=room.ceiling_bytes,
+        )
 
     async def room(self, member: DeploymentMember, prepared: Prepared) -> Room:
-        return Room()
+        return Room(ceiling_bytes=self.ceiling_bytes)
 
     def keep_only(self, artifacts: frozenset[str]) -> None: ...
 
@@ -257,6 +263,25 @@ async def test_fault_80_another_process_at_the_engine_s_address_is_not_the_engin
     finally:
         server.shutdown()
         server.server_close()
+
+
+async def test_fault_72_an_engine_that_leaks_is_ended_at_its_ceiling_alone_and_said_so(node: Node) -> None:
+    node.behaves(leak_mib_per_s=200)
+    node.ceiling_bytes = 256 * MIB
+    replica = node.replica()
+    await replica.load("request")
+    groups = [Path(record.cgroup) for _, record in node.records.read() if record is not None and record.cgroup]
+    if not any((group / name).exists() for group in groups for name in ("memory.max", "memory.limit_in_bytes")):
+        await replica.stop("operator", drain_s=0)
+        pytest.skip("no control group that limits memory may be made here")
+    message = await _until_failed(replica)
+    assert "the kernel killed it, since memory ran out (it may have 256.0 MiB)" in message
+    assert replica.error is not None
+    assert replica.error.code == "engine_oom_killed"
+    assert "say memory:" in (replica.error.next_step or "")
+    node.behaves()
+    await replica.load("operator")
+    assert replica.is_ready
 
 
 async def test_fault_81_a_kill_from_outside_is_not_called_a_lack_of_memory(node: Node) -> None:

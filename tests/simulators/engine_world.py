@@ -17,7 +17,9 @@ from sbctl.engines.model import Canary, EngineAddress, EngineBuild, LaunchReques
 from sbctl.runtime.engine_client import EngineClient
 from sbctl.runtime.engine_exit import EngineExit
 from sbctl.runtime.engine_host import EngineLabel, RunningEngine, Slot
+from sbctl.runtime.free_memory import FreeMemory
 from sbctl.runtime.launch import LaunchPorts
+from sbctl.runtime.processes import ProcessMemory
 from sbctl.runtime.provision import Prepared, Progress
 from sbctl.runtime.readiness import WatchTimes
 from sbctl.runtime.replica_messages import ReplicaPorts
@@ -104,6 +106,7 @@ class FakeEngine:
         self.pid = pid
         self.address = address
         self.is_stopped = False
+        self.has: ProcessMemory | None = None
         self.said: tuple[str, ...] = ("last words",)
         self._exit: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
 
@@ -114,6 +117,9 @@ class FakeEngine:
 
     def effort(self) -> int | None:
         return None
+
+    async def memory(self) -> ProcessMemory | None:
+        return self.has
 
     async def wait(self) -> EngineExit:
         return await asyncio.shield(self._exit)
@@ -169,6 +175,12 @@ class EngineWorld:
     events: list[str] = field(default_factory=list)
     tokens_asked: int = 0
     outlives_daemon: bool = False
+    adopted: dict[Slot, tuple[str, ...]] = field(default_factory=dict)
+    free: Callable[[], FreeMemory] | None = None
+    """What the machine says is free; None: it is not asked."""
+    budget_devices: dict[str, int] = field(default_factory=dict)
+    device_bytes: dict[str, int] = field(default_factory=dict)
+    """What each model takes on devices."""
 
     @property
     def alive(self) -> list[FakeEngine]:
@@ -176,12 +188,14 @@ class EngineWorld:
 
     def ports(self, *, max_engines: int | None = None, memory_bytes: int | None = None, **times: float) -> ReplicaPorts:
         launch = LaunchPorts(self, self, WatchTimes(**times), self._connect, self._await_ready)  # type: ignore[arg-type]
-        return ReplicaPorts(launch, Residency(Budget(memory_bytes, engines=max_engines)), chance=lambda: 0.0)
+        budget = Budget(memory_bytes, self.budget_devices, max_engines)
+        return ReplicaPorts(launch, Residency(budget, self.free), chance=lambda: 0.0)
 
     # EngineHost
 
     async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
         engine = FakeEngine(label, spec.address, 1000 + len(self.engines))
+        engine.has = None if self.free is None else ProcessMemory(0, 0)
         self.engines.append(engine)
         self.events.append(f"start {label.deployment}#{label.generation}")
         return engine
@@ -191,6 +205,9 @@ class EngineWorld:
 
     async def adopt(self) -> frozenset[Slot]:
         return frozenset()
+
+    def adopted_devices(self, slot: Slot) -> tuple[str, ...] | None:
+        return self.adopted.get(slot)
 
     async def drop_unclaimed(self) -> None: ...
 
@@ -226,12 +243,12 @@ class EngineWorld:
         self.leases = artifacts
 
     async def room(self, member: DeploymentMember, prepared: Prepared) -> Room:
-        return Room(member.memory_bytes or 0)
+        return Room(member.memory_bytes or 0, self.device_bytes.get(member.model, 0))
 
-    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str) -> LaunchSpec:
+    def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str, room: Room) -> LaunchSpec:
         address = EngineAddress(port=4000 + len(self.engines))
         request = LaunchRequest(Path("/w"), address, deployment, 512, 1, 1, {})
-        return LaunchSpec(("/engine",), {}, address, LlamaCpp().probe(request), devices=self.devices)
+        return LaunchSpec(("/engine",), {}, address, LlamaCpp().probe(request), devices=room.device_ids or self.devices)
 
     def driver(self, engine: str) -> LlamaCpp:
         return LlamaCpp()

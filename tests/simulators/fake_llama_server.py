@@ -15,6 +15,7 @@ What it does wrong is read from FAKE_LLAMA_CONTROL or `<program>.control.json`, 
     version: "0.6.0 (build 1)"  what --version says                 props: {"total_slots": 4}  what /props says otherwise
     escape: true                a grandchild in a session of its own without our environment, which ignores SIGTERM
     memory_mib: 200             so much memory held                 child_memory_mib: 100     by the grandchild
+    leak_mib_per_s: 500         ever more memory once loaded
     oom: true                   SIGKILL to itself once loaded       slot_stays_busy: true     after its client has left
     print_after_tokens: [3, "CUDA error"]  and no token any more    health_delay_s: 1.0       before /health answers
     error_status: 503           instead of an answer                header_delay_s: 0.25      before an answer begins
@@ -317,6 +318,14 @@ class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
 
+def leak(mib_per_s: float) -> None:
+    """For ever; what was leaked stays touched."""
+    held = []
+    while True:
+        held.append(b"x" * (4 << 20))
+        time.sleep(4 / mib_per_s)
+
+
 def main(argv: list[str]) -> None:
     given = parse(argv)
     if "--version" in given:
@@ -362,6 +371,8 @@ def main(argv: list[str]) -> None:
     Handler.engine = Engine(given)
     if mode.get("crash_after_s"):
         threading.Timer(float(mode["crash_after_s"]), os._exit, (9,)).start()
+    if mode.get("leak_mib_per_s"):
+        threading.Thread(target=leak, args=(float(mode["leak_mib_per_s"]),), daemon=True).start()
     if mode.get("oom"):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
     host = given.get("--host", "127.0.0.1")

@@ -9,7 +9,13 @@ typedef struct {
     unsigned long long total, free, used;
 } Memory;
 
-enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 18 };
+typedef struct {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+} Process;
+
+enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 18 };
 
 static int number(const char *name) {
     const char *text = getenv(name);
@@ -65,4 +71,15 @@ Return nvmlDeviceGetCudaComputeCapability(Device device, int *major, int *minor)
     *major = 9;
     *minor = 0;
     return told();
+}
+
+/* One process on each device, and one of which nothing is said. */
+Return nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *found) {
+    unsigned room = *count;
+    if (told() != OK) return told();
+    *count = 2;
+    if (found == NULL || room < 2) return INSUFFICIENT_SIZE;
+    found[0] = (Process){4000 + (unsigned)(long)device, 1ULL << 30, 0, 0};
+    found[1] = (Process){4444, ~0ULL, 0, 0};
+    return OK;
 }

@@ -71,10 +71,16 @@ class UnitWorld:
     async def lines(self, invocation: str, count: int) -> Sequence[str]:
         return [f"last words of {invocation[-4:]}"][:count]
 
-    def ends(self, unit: str, returncode: int) -> None:
+    def ends(self, unit: str, returncode: int, result: str = "success") -> None:
         """By itself: systemd keeps it, so that it can be asked how."""
         self.units[unit] = replace(
-            self.units[unit], is_running=False, is_stopped=True, pid=None, returncode=returncode, cgroup=""
+            self.units[unit],
+            is_running=False,
+            is_stopped=True,
+            pid=None,
+            returncode=returncode,
+            result=result,
+            cgroup="",
         )
 
 

@@ -17,6 +17,7 @@ from sbctl.runtime.launcher.site import ENGINE_SOCKETS, Site, engine_socket
 from sbctl.runtime.launcher.spec import EngineSpec, read_spec, token_of
 from sbctl.runtime.launcher.units import UnitPort, UnitState
 from sbctl.runtime.listener_proof import prove_listener
+from sbctl.runtime.processes import memory_of
 
 __all__ = ["EngineUnits", "Owners"]
 
@@ -117,6 +118,13 @@ class EngineUnits:
         state = await self._units.show(unit)
         await asyncio.to_thread(prove_listener, address, self._units.pids(state.cgroup))
         return {}
+
+    async def memory(self, unit: str) -> dict[str, Any]:
+        """{"held_bytes", "peak_bytes"} of its processes, as `processes.memory_of`; None for each when there are none."""
+        token_of(unit)
+        state = await self._units.show(unit)
+        told = await asyncio.to_thread(memory_of, self._units.pids(state.cgroup))
+        return {"held_bytes": None if told is None else told.held, "peak_bytes": None if told is None else told.peak}
 
     async def lines(self, invocation: str, count: int) -> dict[str, Any]:
         return {"lines": list(await self._units.lines(invocation, count))}

@@ -99,9 +99,9 @@ def unit_properties(spec: EngineSpec, machine: Machine) -> list[str]:
         *_network(spec),
         *_devices(spec, machine),
         *_weights(spec),
+        f"MemoryMax={spec.memory_bytes}",
+        "MemorySwapMax=0",
     ]
-    if spec.memory_bytes is not None:
-        listed += [f"MemoryMax={spec.memory_bytes}", "MemorySwapMax=0"]
     return [entry for entry in listed if _SINCE.get(entry.partition("=")[0], 0) <= machine.systemd_version]
 
 

@@ -209,6 +209,8 @@ class LauncherServer:
                 return await self._engines.listed()
             case {"op": "prove", "unit": str(unit), "port": int() | None as port, **rest} if not rest:
                 return await self._engines.prove(unit, port)
+            case {"op": "memory", "unit": str(unit), **rest} if not rest:
+                return await self._engines.memory(unit)
             case {"op": "lines", "invocation": str(invocation), "count": int(count), **rest} if not rest:
                 return await self._engines.lines(_invocation(invocation), min(max(count, 1), MAX_LINES))
             case {"op": "wait", "unit": str(unit), "invocation": str(invocation), **rest} if not rest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from sbctl.runtime.launcher.llama_arguments import Bound, refused_argument
 from sbctl.runtime.launcher.site import ENGINE_SOCKETS, Site, engine_socket
 from sbctl.runtime.launcher.trusted_path import why_untrusted
 
-__all__ = ["TOKEN_RE", "UNIT_RE", "EngineSpec", "read_spec", "token_of", "unit_of", "unit_pattern"]
+__all__ = ["TOKEN_RE", "UNIT_RE", "EngineSpec", "machine_bytes", "read_spec", "token_of", "unit_of", "unit_pattern"]
 
 TOKEN_RE: Final = re.compile(r"[0-9a-f]{16}")
 UNIT_RE: Final = re.compile(
@@ -38,6 +39,9 @@ _FIXED: Final = {
     "TMPDIR": "/tmp",  # noqa: S108
 }
 _FIRST_PORT: Final = 1024
+_MEMORY_LEAST_BYTES: Final = 2**26
+_MEMORY_OF_MACHINE: Final = 0.9
+"""Whoever says no ceiling gets this part of the machine: no engine may have all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class EngineSpec:
     env: Mapping[str, str]
     unix_path: Path | None
     port: int | None
-    memory_bytes: int | None
+    memory_bytes: int
+    """Beyond it the kernel ends the engine, and it alone."""
     weights: tuple[Path, ...]
     kind: Literal["wheel", "binary"]
 
@@ -91,7 +96,6 @@ def read_spec(document: object, site: Site, *, sockets: Path = ENGINE_SOCKETS, o
     bound = Bound(deployment, unix_path, port, site.weights)
     if (problem := refused_argument(flags, bound)) is not None:
         raise _refused("argv", problem)
-    memory = document["memory_bytes"]
     return EngineSpec(
         deployment,
         _whole(document, "generation", 0, 10**10 - 1),
@@ -101,10 +105,21 @@ def read_spec(document: object, site: Site, *, sockets: Path = ENGINE_SOCKETS, o
         _environment(document["env"], home, owner),
         unix_path,
         port,
-        None if memory is None else _whole(document, "memory_bytes", 2**20, 2**50),
+        _ceiling(document, machine_bytes()),
         site.weights,
         "wheel" if home is not None and argv[1:3] == ("-I", "-B") else "binary",
     )
+
+
+def machine_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _ceiling(document: Mapping[str, Any], of_machine: int) -> int:
+    if document["memory_bytes"] is None:
+        return int(of_machine * _MEMORY_OF_MACHINE)
+    return _whole(document, "memory_bytes", _MEMORY_LEAST_BYTES, of_machine)
 
 
 def _program(argv: tuple[str, ...], site: Site, owner: int) -> tuple[Path | None, tuple[str, ...]]:

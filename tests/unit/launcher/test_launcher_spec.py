@@ -15,7 +15,7 @@ from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.engines.model import Adapter, EngineAddress, EngineBuild
 from sbctl.runtime.launcher.properties import Machine, start_command, unit_properties
 from sbctl.runtime.launcher.site import engine_socket, read_site, site_document
-from sbctl.runtime.launcher.spec import EngineSpec, read_spec, token_of
+from sbctl.runtime.launcher.spec import EngineSpec, machine_bytes, read_spec, token_of
 from sbctl.runtime.launcher.trusted_path import why_untrusted
 from tests.simulators.llama_launches import launch_spec
 from tests.simulators.unit_world import TOKEN, Place, binary_request, make_place, short_directory, wheel_request
@@ -126,6 +126,8 @@ HOSTILE: dict[str, Edit] = {
     "no address": field("unix_path", None),
     "a socket elsewhere": field("unix_path", "/run/sbctl/launcher.sock"),
     "too little memory": field("memory_bytes", 1),
+    "more memory than the machine has": field("memory_bytes", 2**50),
+    "memory that is true": field("memory_bytes", True),
     "a field more": field("user", "root"),
     "a property": field("properties", ["User=root"]),
 }
@@ -264,6 +266,12 @@ def test_an_engine_gets_what_its_machine_has(
     assert present <= properties
     assert not absent & properties
     assert {"User=sbctl-engine", "CapabilityBoundingSet=", "LimitCORE=0", "ProtectSystem=strict"} <= properties
+
+
+def test_no_engine_may_have_the_whole_machine_whatever_the_runtime_says(place: Place) -> None:
+    spec = admitted({**wheel_request(place), "memory_bytes": None}, place)
+    assert 0 < spec.memory_bytes < machine_bytes()
+    assert {f"MemoryMax={spec.memory_bytes}", "MemorySwapMax=0"} <= set(unit_properties(spec, MACHINE))
 
 
 def test_an_engine_with_a_port_has_loopback_and_that_port_only(place: Place) -> None:

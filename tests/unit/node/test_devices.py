@@ -54,6 +54,7 @@ def test_devices_tell_what_they_are(library: Path) -> None:
     assert first["name"] == "Stand-in device"
     assert first["memory_total_bytes"] - first["memory_free_bytes"] == 1 << 30
     assert first["compute_capability"] == "9.0"
+    assert found["holders"] == {gpu["uuid"]: {str(4001 + gpu["index"]): 1 << 30} for gpu in found["gpus"]}
 
 
 def test_what_a_device_does_not_tell_is_left_out(library: Path) -> None:
@@ -72,4 +73,4 @@ def test_without_a_driver_nothing_is_asked_and_nothing_is_loaded() -> None:
     if shutil.which("nvidia-smi"):
         pytest.skip("optional: this machine has a driver")
     found = told()
-    assert found == {"driver": None, "cuda": None, "gpus": [], "problem": None, "asked": False}
+    assert found == {"driver": None, "cuda": None, "gpus": [], "holders": {}, "problem": None, "asked": False}

@@ -109,3 +109,26 @@ def test_engines_on_the_cpu_take_no_turns() -> None:
         assert asyncio.get_running_loop().time() < 7
 
     in_virtual_time(work)
+
+
+def test_every_device_is_no_two_at_once_and_keys_in_one_order_never_block_each_other() -> None:
+    async def work() -> list[str]:
+        leases = DeviceLeases(lambda: {"a": 1, "b": 1})
+        held: set[str] = set()
+        said: list[str] = []
+
+        async def start(name: str, *devices: str) -> None:
+            async with leases.starting(devices):
+                took = {"a", "b"} if devices == ("all",) else set(devices)
+                assert not held & took, "two on one device"
+                held.update(took)
+                said.append(name)
+                await asyncio.sleep(5)
+                held.difference_update(took)
+
+        starts = (("1", "a"), ("2", "b"), ("3", "b", "a"), ("4", "all"), ("5", "a", "b"), ("6", "b"))
+        await asyncio.gather(*(start(*one) for one in starts))
+        assert asyncio.get_running_loop().time() < 26, "the first two ran beside each other"
+        return said
+
+    assert sorted(in_virtual_time(work)) == ["1", "2", "3", "4", "5", "6"]

@@ -47,6 +47,27 @@ def test_a_group_is_made_below_our_own_where_that_is_allowed(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
+    ("there", "written"),
+    [
+        ((), None),
+        (("memory.max",), {"memory.max": "5"}),
+        (("memory.max", "memory.swap.max"), {"memory.max": "5", "memory.swap.max": "0"}),
+        (
+            ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+            {"memory.limit_in_bytes": "5", "memory.memsw.limit_in_bytes": "5"},
+        ),
+    ],
+)
+def test_a_group_has_a_ceiling_where_its_hierarchy_knows_of_memory(
+    group: EngineCgroup, there: tuple[str, ...], written: dict[str, str] | None
+) -> None:
+    for name in there:
+        (group.path / name).write_text("max")
+    assert group.limit_memory(5) is (written is not None)
+    assert {name: (group.path / name).read_text().strip() for name in there} == (written or {})
+
+
+@pytest.mark.parametrize(
     ("files", "effort"),
     [
         ({}, None),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.limits import MIB
 from sbctl.engines.memory import ReplicaLaunch, memory_key
-from sbctl.runtime import observed_memory as subject
-from sbctl.runtime.observed_memory import FILE_NAME, ObservedMemory, Running, observed_memory, peak_bytes
+from sbctl.runtime.engine_host import RunningEngine
+from sbctl.runtime.observed_memory import FILE_NAME, ObservedMemory, Running, observed_memory
+from sbctl.runtime.processes import ProcessMemory
 from sbctl.trust.bundle import DeploymentMember, EnginePolicy
 
 
@@ -36,29 +37,34 @@ def member(**changed: Any) -> DeploymentMember:
     return DeploymentMember(**{**given, **changed})
 
 
+@dataclass
+class Engine:
+    """As far as its memory is asked for."""
+
+    peak: int | None
+
+    async def memory(self) -> ProcessMemory | None:
+        return None if self.peak is None else ProcessMemory(0, self.peak)
+
+
+def run(peak: int | None = None, **changed: Any) -> Running:
+    return Running(member(**changed), "1", cast("RunningEngine", Engine(peak)))
+
+
 async def nobody() -> list[Running]:
     return []
 
 
-def observer(state: Path, monkeypatch: pytest.MonkeyPatch, peaks: dict[int, int]) -> ObservedMemory:
-    monkeypatch.setattr(subject, "peak_bytes", lambda pid: peaks.get(pid))
-    return ObservedMemory(state, nobody)
+async def look(state: Path, *running: Running) -> None:
+    await ObservedMemory(state, nobody).look(running)
 
 
-def test_the_most_is_remembered_and_outlives_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {7: 300 * MIB}
-    seen, running = observer(tmp_path, monkeypatch, peaks), [Running(member(), "1", 7)]
-    key = running[0].key
+async def test_the_most_is_remembered_and_outlives_the_daemon(tmp_path: Path) -> None:
+    key = run().key
     assert key == memory_key(member().artifact.artifact, "llama_cpp", "1", ReplicaLaunch(512, slots=2))
-    seen.look(running)
-    assert observed_memory(tmp_path) == {key: 300 * MIB}
-    peaks[7] = 200 * MIB
-    seen.look(running)
-    observer(tmp_path, monkeypatch, peaks).look(running)
-    assert observed_memory(tmp_path) == {key: 300 * MIB}
-    peaks[7] = 400 * MIB
-    observer(tmp_path, monkeypatch, peaks).look(running)
-    assert observed_memory(tmp_path) == {key: 400 * MIB}
+    for seen, known in ((300, 300), (200, 300), (400, 400)):
+        await look(tmp_path, run(seen * MIB))
+        assert observed_memory(tmp_path) == {key: known * MIB}
 
 
 @pytest.mark.parametrize(
@@ -73,29 +79,24 @@ def test_the_most_is_remembered_and_outlives_the_daemon(tmp_path: Path, monkeypa
     ],
 )
 def test_another_launch_is_another_figure(changed: dict[str, Any]) -> None:
-    assert Running(member(**changed), "1", 7).key != Running(member(), "1", 7).key
+    assert run(**changed).key != run().key
 
 
 @pytest.mark.parametrize("changed", [{"warm": False}, {"keep_alive_secs": 5}, {"max_queue_depth": 9}, {"replicas": 3}])
 def test_how_requests_queue_is_no_matter(changed: dict[str, Any]) -> None:
-    assert Running(member(**changed), "1", 7).key == Running(member(), "1", 7).key
+    assert run(**changed).key == run().key
 
 
-def test_a_process_that_is_gone_and_a_disk_that_is_full_cost_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = observer(tmp_path / "not-there", monkeypatch, {7: 300 * MIB})
-    seen.look([Running(member(), "1", 7), Running(member(), "1", 8)])
+async def test_a_process_that_is_gone_and_a_disk_that_is_full_cost_nothing(tmp_path: Path) -> None:
+    await look(tmp_path / "not-there", run(300 * MIB), run(None))
     assert observed_memory(tmp_path / "not-there") == {}
 
 
-def test_only_so_many_are_kept_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {number: (10 + 5 * number) * MIB for number in range(300)}
-    seen = observer(tmp_path, monkeypatch, peaks)
-    seen.look([Running(member(context_length=number + 1), "1", number) for number in range(300)])
+async def test_only_so_many_are_kept_and_the_oldest_goes(tmp_path: Path) -> None:
+    await look(tmp_path, *(run((10 + 5 * number) * MIB, context_length=number + 1) for number in range(300)))
     kept = observed_memory(tmp_path)
     assert len(kept) == 256
-    assert list(kept.values())[-1] == peaks[299]
+    assert list(kept.values())[-1] == (10 + 5 * 299) * MIB
 
 
 @pytest.mark.parametrize(
@@ -113,13 +114,6 @@ def test_a_damaged_file_is_no_memory(tmp_path: Path, content: bytes) -> None:
     assert observed_memory(tmp_path) == {}
 
 
-def test_the_file_is_plain_json_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    observer(tmp_path, monkeypatch, {7: 300 * MIB}).look([Running(member(), "1", 7)])
-    assert json.loads((tmp_path / FILE_NAME).read_text()) == {"observed": [[Running(member(), "1", 7).key, 300 * MIB]]}
-
-
-def test_the_peak_is_what_the_kernel_says() -> None:
-    peak = peak_bytes(os.getpid())
-    assert peak is not None
-    assert peak > MIB
-    assert peak_bytes(1 << 29) is None
+async def test_the_file_is_plain_json_in_order(tmp_path: Path) -> None:
+    await look(tmp_path, run(300 * MIB))
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == {"observed": [[run().key, 300 * MIB]]}

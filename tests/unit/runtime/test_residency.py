@@ -282,7 +282,7 @@ def test_an_engine_that_does_not_end_keeps_its_place_until_it_did() -> None:
     ],
 )
 def test_what_is_short_is_said_with_how_much(room: Room, short: str) -> None:
-    assert Budget(3 * GIB, 2 * GIB, 2).short(room) == short
+    assert Budget(3 * GIB, {"gpu": 2 * GIB}, 2).short(room) == short
 
 
 # Whatever happens

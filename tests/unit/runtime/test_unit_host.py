@@ -76,6 +76,25 @@ async def test_an_engine_runs_as_a_unit_and_its_end_is_complete(node: Node) -> N
         await until(lambda: node.there.server._attending == 0)
 
 
+async def test_an_engine_has_its_ceiling_and_its_devices_and_keeps_them_when_what_is_known_of_its_kind_changes(
+    node: Node,
+) -> None:
+    async with life(node) as first:
+        spec = replace(node.spec(first), memory_max_bytes=2**30, devices=("gpu-1",))
+        await first.leave(await first.start(spec, LABEL))
+    assert node.there.world.specs[0].memory_bytes == 2**30
+    async with life(node) as second:
+        await second.adopt()
+        assert second.adopted_devices(("chat", 0)) == ("gpu-1",)
+        assert second.adopted_devices(("chat", 1)) is None
+        again = await second.start(replace(node.spec(second), memory_max_bytes=2**29), LABEL)
+        assert len(node.there.world.specs) == 1
+        assert await again.memory() is None, "its pid is no process of this machine"
+        (unit,) = node.there.world.units
+        node.there.world.ends(unit, -9, result="oom-kill")
+        assert "since memory ran out (it may have 1.0 GiB)" in str(await again.wait())
+
+
 async def test_F24_the_next_daemon_goes_on_with_the_same_engine(node: Node) -> None:
     async with life(node) as first:
         left = await first.start(node.spec(first), LABEL)
