@@ -271,6 +271,14 @@ class Pool:
     def forget(self, connection: EngineConnection) -> None:
         self._open.discard(connection)
 
+    def retire(self) -> None:
+        """Close what is idle; what runs goes on, and its connection is kept no more."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        while self._idle:
+            self._idle.popleft().close()
+
     def close(self) -> None:
         """Cut all connections; what runs on them breaks."""
         self._closed = True

@@ -1,0 +1,125 @@
+"""Who may answer for a deployment, out of the snapshots that nodes published. Pure.
+
+Every replica that is left out is counted under the stage that left it out: its generation, its node's health, the node's address, its own
+state, its adapters. Snapshots are believed here: whoever hands them over has checked signatures, fences and age.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sbctl.node.cluster_documents import NodeSnapshotDocument, ReplicaReport
+from sbctl.runtime.peer.choice import Candidate, ReplicaKind
+
+__all__ = ["ExclusionStage", "KnownNode", "Selection", "region_of", "select"]
+
+ExclusionStage = Literal["generation", "health", "endpoint", "state", "adapter"]
+_REGION_LABELS: Final = ("region", "topology.kubernetes.io/region")
+_KINDS: Final[Mapping[str, ReplicaKind]] = {
+    "ready": "ready",
+    "preparing": "starting",
+    "configured": "cold",
+    "assigned": "cold",
+    "cached": "cold",
+    "stopped": "cold",
+}
+_KIND_ORDER: Final[tuple[ReplicaKind, ...]] = ("ready", "starting", "cold")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A node's newest verified snapshot, and the certificate that it was signed with."""
+
+    snapshot: NodeSnapshotDocument
+    certificate_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is left, and how many replicas each stage left out."""
+
+    candidates: tuple[Candidate, ...]
+    excluded: Mapping[ExclusionStage, int]
+
+
+def region_of(labels: Mapping[str, str]) -> str:
+    """Empty when a node says nothing of it."""
+    return next((labels[name] for name in _REGION_LABELS if name in labels), "")
+
+
+def select(
+    nodes: Iterable[KnownNode],
+    deployment: str,
+    *,
+    generations: Collection[int],
+    here: str,
+    adapters: Collection[str] = (),
+    resting: Collection[str] = (),
+) -> Selection:
+    """Candidates of a deployment. `generations`: those that may serve, the current one first; of older ones only ready replicas count.
+    `here`: this node. `resting`: nodes that failed a moment ago; their plane counts as not ready."""
+    excluded: Counter[ExclusionStage] = Counter()
+    newest = next(iter(generations), 0)
+    found: list[Candidate] = []
+    for node in nodes:
+        snapshot = node.snapshot
+        is_local = snapshot.node.node_id == here
+        grouped: dict[int, list[ReplicaReport]] = {}
+        out_of_reach = _node_stage(snapshot, is_local=is_local)
+        for replica in snapshot.replicas:
+            if replica.deployment != deployment:
+                continue
+            number = replica.deployment_generation
+            if number not in generations or (number != newest and replica.state != "ready"):
+                stage: ExclusionStage | None = "generation"
+            else:
+                stage = out_of_reach or _replica_stage(replica, adapters)
+            if stage is None:
+                grouped.setdefault(replica.deployment_generation, []).append(replica)
+            else:
+                excluded[stage] += 1
+        rests = snapshot.node.node_id in resting
+        found += [_candidate(node, grouped[number], is_local=is_local, rests=rests) for number in grouped]
+    return Selection(tuple(found), excluded)
+
+
+def _node_stage(snapshot: NodeSnapshotDocument, *, is_local: bool) -> ExclusionStage | None:
+    health = snapshot.health
+    if health.state == "unhealthy" or health.draining or (health.peer_plane == "unavailable" and not is_local):
+        return "health"
+    return "endpoint" if snapshot.node.peer_address is None and not is_local else None
+
+
+def _replica_stage(replica: ReplicaReport, adapters: Collection[str]) -> ExclusionStage | None:
+    if replica.state not in _KINDS:
+        return "state"
+    return None if set(adapters) <= set(replica.adapters) else "adapter"
+
+
+def _candidate(node: KnownNode, replicas: list[ReplicaReport], *, is_local: bool, rests: bool) -> Candidate:
+    """One node's replicas of one generation: its best state, and those that are in it."""
+    snapshot = node.snapshot
+    kinds = {_KINDS[replica.state] for replica in replicas}
+    state = next(kind for kind in _KIND_ORDER if kind in kinds)
+    counted = [replica for replica in replicas if _KINDS[replica.state] == state]
+    used = {index for replica in counted for index in replica.selected_devices}
+    devices = [device for device in snapshot.devices if device.index in used]
+    return Candidate(
+        node_id=snapshot.node.node_id,
+        generation=replicas[0].deployment_generation,
+        state=state,
+        is_local=is_local,
+        plane_is_ready=is_local or (snapshot.health.peer_plane == "ready" and not rests),
+        region=region_of(snapshot.node.labels),
+        replicas=len(counted),
+        queue_depth=sum(replica.queue_depth for replica in counted),
+        active=sum(replica.active_requests for replica in counted),
+        compute_utilization_millis=max((device.compute_utilization_millis or 0 for device in devices), default=0),
+        memory_occupancy_millis=max((device.memory_occupancy_millis or 0 for device in devices), default=0),
+        address=snapshot.node.peer_address or "",
+        certificate_sha256=node.certificate_sha256,
+        boot_epoch=snapshot.boot_epoch,
+    )

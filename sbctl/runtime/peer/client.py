@@ -1,0 +1,255 @@
+"""A gateway's way to its workers: kept connections by worker, a new envelope for every dispatch, and the answer as it comes.
+
+A connection is made within five seconds and belongs to the very certificate that the worker's snapshot was signed with. Of a worker's answer
+nothing but its status, the kind of its body and, of a refusal, code and time to come back are looked at; no other field goes on to a caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from sbctl.base.clock import Clock
+from sbctl.base.display import display_safe
+from sbctl.base.errors import EngineError, InputError, SbctlError
+from sbctl.runtime.admission import AdmissionError
+from sbctl.runtime.gateway.asking import ask_over
+from sbctl.runtime.gateway.ports import Client
+from sbctl.runtime.gateway.relay import Relay
+from sbctl.runtime.gateway.upstream import EngineConnection, Pool
+from sbctl.runtime.peer.choice import Candidate
+from sbctl.runtime.peer.codes import retry_class
+from sbctl.runtime.peer.envelope import Audience, Errand, sign_dispatch
+from sbctl.runtime.peer.framing import CONTENT_TYPE, DISPATCH_PATH, frame
+from sbctl.runtime.peer.identity import PlaneIdentity
+from sbctl.runtime.peer.listener import leaf_digest, notice_loss
+from sbctl.runtime.peer.worker import BOOT_EPOCH_HEADER, CODE_HEADER
+
+__all__ = ["PeerClient", "RelayMaker", "refusal_of"]
+
+_IDLE_S: Final = 60.0
+"""Well below the 300 s that workers keep theirs."""
+_CONNECTIONS_MAX: Final = 128
+"""To one worker. Each carries one request, from its dispatch to its last byte."""
+_HANDSHAKE_S: Final = 5.0
+_REFUSAL_MAX_BYTES: Final = 64 * 1024
+_CODE_MAX_CHARS: Final = 64
+_RETRY_AFTER_MAX_S: Final = 600
+_CALLERS_FAULTS: Final = frozenset({"context_length_exceeded", "modality_mismatch", "invalid_request", "invalid_body"})
+
+
+class PeerPool(Pool):
+    """The connections to one worker, as it is known by one certificate."""
+
+    def __init__(self, address: str, certificate_sha256: str, identity: PlaneIdentity) -> None:
+        super().__init__(idle_s=_IDLE_S)
+        host, _, port = address.rpartition(":")
+        self.address = address
+        self.certificate_sha256 = certificate_sha256
+        self._host, self._port = host.strip("[]"), int(port)
+        self._identity = identity
+
+    async def _connect(self) -> EngineConnection:
+        if len(self._open) >= _CONNECTIONS_MAX:
+            raise EngineError("overloaded", "too many requests are at this worker", retryable=True)
+        transport, made = await asyncio.get_running_loop().create_connection(
+            self._make,
+            self._host,
+            self._port,
+            ssl=self._identity.client_context,
+            server_hostname="",
+            ssl_handshake_timeout=_HANDSHAKE_S,
+        )
+        if leaf_digest(transport) != self.certificate_sha256:
+            transport.abort()
+            raise EngineError("tls_failed", "a worker shows another certificate than it is known by", retryable=True)
+        notice_loss(transport)
+        return made
+
+
+class _Answer:
+    """Hands an answer to its relay, or turns a refusal into the error that it is."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.done = relay.done
+        self.boot_epoch: int | None = None
+        """What the worker says of its process where it was addressed as another one."""
+        self._status = 0
+        self._fields: Mapping[bytes, bytes] = {}
+        self._refusal = bytearray()
+
+    @property
+    def heard(self) -> bool:
+        return self._status != 0
+
+    @property
+    def is_satisfied(self) -> bool:
+        return self.relay.is_satisfied
+
+    def head(self, status: int, fields: dict[bytes, bytes]) -> None:
+        self._status = status
+        if status == 200:
+            self.relay.head(status, fields)
+            return
+        self._fields = fields
+        told = fields.get(BOOT_EPOCH_HEADER.encode(), b"")
+        if told.isdigit() and len(told) <= 15:
+            self.boot_epoch = int(told)
+
+    def data(self, data: bytes) -> None:
+        if self._status == 200:
+            self.relay.data(data)
+        elif len(self._refusal) < _REFUSAL_MAX_BYTES:
+            self._refusal += data
+
+    def end(self) -> None:
+        if self._status == 200:
+            self.relay.end()
+        elif not self.done.done():
+            self.done.set_exception(refusal_of(self._status, self._fields, bytes(self._refusal)))
+
+    def broke(self, why: str) -> None:
+        if self.relay.begun or self.done.done():
+            self.relay.broke(why)
+        else:
+            self.done.set_exception(EngineError("transport_failed", "the worker ended the connection", retryable=True))
+
+
+def refusal_of(status: int, fields: Mapping[bytes, bytes], body: bytes) -> SbctlError:
+    """A worker's refusal as an error of ours. Its words are passed on only where the caller can mend something."""
+    code = fields.get(CODE_HEADER.encode(), b"").decode("latin-1")
+    if not 0 < len(code) <= _CODE_MAX_CHARS or not code.replace("_", "").isalnum() or not code.isascii():
+        code = "upstream_failed"
+    kind = retry_class(code, status)
+    if status == 400 and code in _CALLERS_FAULTS:
+        return InputError(code, _message(body))
+    if kind == "capacity" or status == 429:
+        return AdmissionError(code, "the worker has no room", retry_after_s=_retry_after_s(fields))
+    if kind == "terminal":
+        # Nothing a caller can mend: the worker does not know what we asked.
+        code = "upstream_failed"
+    return EngineError(code, f"the worker refused: {code}", retryable=True)
+
+
+def _message(body: bytes) -> str:
+    try:
+        document: Any = json.loads(body)
+        return display_safe(str(document["error"]["message"]), max_chars=300)
+    except (ValueError, KeyError, TypeError):
+        return "the model refused the request"
+
+
+def _retry_after_s(fields: Mapping[bytes, bytes]) -> float:
+    told = fields.get(b"retry-after", b"1")
+    return float(min(int(told), _RETRY_AFTER_MAX_S)) if told.isdigit() and len(told) <= 6 else 1.0
+
+
+class _OtherStartError(Exception):
+    """The worker's process is another than the directory knows; by its own word, over a connection that proved whose it is."""
+
+    def __init__(self, start: int, refusal: EngineError) -> None:
+        super().__init__(start)
+        self.start = start
+        self.refusal = refusal
+
+
+class RelayMaker(Protocol):
+    """Makes what takes an answer on its way to the caller; once for each time a worker is asked."""
+
+    def __call__(self) -> Relay: ...
+
+
+class PeerClient:
+    """All workers that a gateway asks. `boot_epoch`: of this process."""
+
+    def __init__(self, identity: PlaneIdentity, *, boot_epoch: int, clock: Clock) -> None:
+        self._identity = identity
+        self._boot_epoch = boot_epoch
+        self._clock = clock
+        self._pools: dict[str, PeerPool] = {}
+        self._starts: dict[str, tuple[str, int]] = {}
+        """Starts of workers that they told us of before the directory did, by the certificate that said so."""
+        identity.on_change(self._renew)
+
+    def close(self) -> None:
+        """Cut all connections."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+    def _renew(self) -> None:
+        """Our certificate or CA is another: new connections show it, what runs goes on."""
+        for pool in self._pools.values():
+            pool.retire()
+        self._pools.clear()
+
+    async def ask(self, candidate: Candidate, errand: Errand, client: Client, relay: RelayMaker) -> Relay:
+        """The relay of an answer that has begun and ended.
+
+        Raises InputError for what the caller did wrong, AdmissionError and EngineError with the worker's code, always before the first byte.
+        """
+        start = self._start_of(candidate)
+        try:
+            return await self._ask_once(candidate, start, errand, client, relay)
+        except _OtherStartError as other:
+            if other.start <= start:
+                raise other.refusal from None
+            start = other.start
+            self._starts[candidate.node_id] = (candidate.certificate_sha256, start)
+        try:
+            return await self._ask_once(candidate, start, errand, client, relay)
+        except _OtherStartError as again:
+            raise again.refusal from None
+
+    async def _ask_once(
+        self, candidate: Candidate, start: int, errand: Errand, client: Client, relay: RelayMaker
+    ) -> Relay:
+        """Raises also _OtherStartError."""
+        answers: list[_Answer] = []
+
+        def listen() -> _Answer:
+            answers.append(_Answer(relay()))
+            return answers[-1]
+
+        def write() -> tuple[bytes, bytes]:
+            return self._written(candidate, start, errand)
+
+        try:
+            answered = await ask_over(self._pool(candidate), client, write, listen, unreached="transport_failed")
+        except EngineError as error:
+            if error.code == "stale_boot_epoch" and answers[-1].boot_epoch is not None:
+                raise _OtherStartError(answers[-1].boot_epoch, error) from error
+            raise
+        return answered.relay
+
+    def _start_of(self, candidate: Candidate) -> int:
+        certificate, told = self._starts.get(candidate.node_id, ("", 0))
+        if told <= candidate.boot_epoch or certificate != candidate.certificate_sha256:
+            self._starts.pop(candidate.node_id, None)
+            return candidate.boot_epoch
+        return told
+
+    def _pool(self, candidate: Candidate) -> PeerPool:
+        """The worker's. Where it moved, or has a new certificate, what runs on the old connections goes on."""
+        pool = self._pools.get(candidate.node_id)
+        known = (candidate.address, candidate.certificate_sha256)
+        if pool is None or (pool.address, pool.certificate_sha256) != known:
+            if pool is not None:
+                pool.retire()
+            pool = self._pools[candidate.node_id] = PeerPool(*known, self._identity)
+        return pool
+
+    def _written(self, candidate: Candidate, start: int, errand: Errand) -> tuple[bytes, bytes]:
+        text = sign_dispatch(
+            errand,
+            Audience(candidate.node_id, start),
+            self._identity.signer,
+            boot_epoch=self._boot_epoch,
+            now_unix_ms=int(self._clock.now().timestamp() * 1000),
+        )
+        body = frame(text.encode(), errand.body)
+        head = f"POST {DISPATCH_PATH} HTTP/1.1\r\nHost: {candidate.node_id}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode("ascii"), body

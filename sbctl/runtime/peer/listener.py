@@ -1,0 +1,118 @@
+"""The peer plane's port on a worker: mutual TLS 1.3, HTTP/1.1, as strict as the public one and far smaller.
+
+A connection belongs to one certificate. When that is revoked its next request is refused, and the connection is cut within a second,
+whatever runs on it; a connection that has lived for an hour ends behind its next answer. A peer whose machine or link is gone is noticed
+by TCP within seconds, so that no permit waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+import ssl
+from typing import TYPE_CHECKING, Final, cast
+
+from sbctl.runtime.gateway.connection import ClientConnection
+from sbctl.runtime.gateway.server import App, GatewayLimits, GatewayServer
+from sbctl.runtime.peer.framing import FRAME_MAX_BYTES
+from sbctl.runtime.peer.identity import ALPN, PlaneIdentity
+from sbctl.trust.identity import IdentityClaims
+
+if TYPE_CHECKING:
+    from asyncio import Transport
+
+__all__ = ["PEER_LIMITS", "PeerConnection", "PeerListener", "leaf_digest", "notice_loss"]
+
+PEER_LIMITS: Final = GatewayLimits(idle_s=300.0, connections=256, body_bytes=FRAME_MAX_BYTES)
+_GRACE_S: Final = 0.5
+"""So long a revoked peer may be told why."""
+_AGE_MAX_S: Final = 3600.0
+_PROBE_S: Final = 5
+_PROBES: Final = 3
+_UNACKNOWLEDGED_MS: Final = 20_000
+
+
+def leaf_digest(transport: asyncio.BaseTransport) -> str | None:
+    """Hex SHA-256 of the certificate that the other side showed; None when it showed none or does not speak HTTP/1.1 by ALPN."""
+    secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    shown = None if secured is None else secured.getpeercert(binary_form=True)
+    if secured is None or shown is None or secured.selected_alpn_protocol() != ALPN:
+        return None
+    return hashlib.sha256(shown).hexdigest()
+
+
+def notice_loss(transport: asyncio.BaseTransport) -> None:
+    """Let the kernel find out that the other side is gone: silence is probed, and what nobody acknowledges is given up."""
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+
+
+class PeerConnection(ClientConnection):
+    """One peer's connection. `claims` are known from its first dispatch on."""
+
+    def __init__(self, server: PeerListener) -> None:
+        super().__init__(server)
+        self.certificate_sha256 = ""
+        self.claims: IdentityClaims | None = None
+        self._opened_s = server.loop.time()
+        self._cut_s: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        shown = leaf_digest(transport)
+        if shown is None:
+            cast("Transport", transport).abort()
+            return
+        self.certificate_sha256 = shown
+        notice_loss(transport)
+
+    def end_behind_answer(self) -> None:
+        """The present answer is the last."""
+        self._closes = True
+
+    def condemn(self) -> None:
+        """Cut it soon, whatever runs on it."""
+        self.end_behind_answer()
+        if self._cut_s is None:
+            self._cut_s = self._loop.time() + _GRACE_S
+
+    def look(self, now_s: float) -> None:
+        if self._cut_s is not None and now_s >= self._cut_s:
+            self.cut()
+            return
+        if now_s - self._opened_s >= _AGE_MAX_S:
+            self.end_behind_answer()
+            self.close_when_idle(now_s)
+        super().look(now_s)
+
+
+class PeerListener(GatewayServer):
+    """The peer plane of one worker, on one bound socket."""
+
+    def __init__(self, app: App, identity: PlaneIdentity, limits: GatewayLimits = PEER_LIMITS) -> None:
+        super().__init__(app, limits)
+        self._identity = identity
+        identity.on_change(self._judge_anew)
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Accept peers on an already bound socket."""
+        await self.start(sock, tls=self._identity.server_context)
+
+    def _make(self) -> PeerConnection:
+        return PeerConnection(self)
+
+    def _judge_anew(self) -> None:
+        """The list or the CA is another: whoever is revoked goes, and so does who never said who it is."""
+        for connection in list(self._connections):
+            assert isinstance(connection, PeerConnection)
+            if connection.claims is None or self._identity.is_revoked(connection.claims):
+                connection.condemn()
+            else:
+                # Its chain was checked by the former CA bundle.
+                connection.end_behind_answer()
