@@ -23,6 +23,7 @@ __all__ = [
     "REVOCATION_PAYLOAD_TYPE",
     "Revocation",
     "RevocationList",
+    "newer_revocations",
     "open_revocations",
     "refuse_revoked",
     "revoked",
@@ -79,6 +80,38 @@ def _invalid(where: str) -> InputError:
         f"the revocation list is wrong at {where}",
         next_step="the authority that signed it is of another version of sbctl: use the same one there and here",
     )
+
+
+def newer_revocations(
+    held: RevocationList | None, envelope_text: str, keys: AuthorityKeys, *, cluster_id: str
+) -> RevocationList | None:
+    """The list to hold from now on, wherever the text came from; None when it is the one that is held. A list never becomes older.
+
+    Raises InputError `revocations.invalid`, `envelope.*`; RefusedError `envelope.bad_signature`, `revocations.wrong_cluster`,
+    `revocations.stale`, `revocations.conflict`.
+    """
+    offered = open_revocations(envelope_text, keys)
+    if offered.cluster_id != cluster_id:
+        raise RefusedError(
+            "revocations.wrong_cluster",
+            f"the revocation list is of the cluster {offered.cluster_id}, and this is {cluster_id}",
+        )
+    if held is None or offered.revision > held.revision:
+        return offered
+    if offered.revision < held.revision:
+        raise RefusedError(
+            "revocations.stale",
+            f"revocation list {offered.revision} comes after {held.revision} was applied",
+            next_step="whoever holds the authority's directory of today runs sbctl apply; an older copy of it is in use elsewhere",
+        )
+    if offered != held:
+        raise RefusedError(
+            "revocations.conflict",
+            f"two revocation lists have the number {offered.revision}",
+            next_step="two copies of the authority's directory are in use: keep one, and run sbctl cluster revoke and sbctl apply with it",
+            detail={"alarm": True},
+        )
+    return None
 
 
 def revoked(listed: RevocationList, entry: Revocation, *, now_unix_secs: int) -> RevocationList:

@@ -1,0 +1,1 @@
+"""What a runtime does in a cluster: the shared store, the lease of the one that decides."""

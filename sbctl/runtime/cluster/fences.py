@@ -1,0 +1,231 @@
+"""What this node will never go behind, in one SQLite file: marks of its peers, fences of the lease-holder's word, and that word itself.
+
+What returned is on disk (WAL, synchronous=FULL), and a caller uses a document only after its mark or fence was kept. A fence and the document
+that moved it are one transaction, so a restart without the store obeys what was obeyed before. Marks are also held in memory: reading them
+costs nothing, and a collection of the whole directory is written at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from sbctl.base.clock import SYSTEM_CLOCK, Clock
+from sbctl.base.digests import sha256_bytes
+from sbctl.base.errors import RefusedError, SbctlError, StateError
+from sbctl.base.limits import ENROLLED_HOURS_MAX
+from sbctl.trust.cluster_fences import LeaseFence
+from sbctl.trust.identity import HighWater
+from sbctl.trust.peer_documents import PeerMark
+
+__all__ = ["PEERS_MAX", "ClusterFences", "Fenced"]
+
+PEERS_MAX: Final = 16_384
+"""Nodes whose marks are kept, those that left the cluster too."""
+_SCHEMA_VERSION: Final = 1
+_CERTIFICATE_LIFE_MAX: Final = timedelta(hours=ENROLLED_HOURS_MAX)
+
+Fenced = Literal["assignment", "placement", "lease"]
+
+_SCHEMA: Final = (
+    """CREATE TABLE peer (node_id TEXT PRIMARY KEY, identity_epoch INTEGER NOT NULL, certificate_sha256 TEXT NOT NULL,
+                        boot_epoch INTEGER NOT NULL, counter INTEGER NOT NULL, digest TEXT NOT NULL, seen_at INTEGER NOT NULL) STRICT""",
+    """CREATE TABLE fence (kind TEXT PRIMARY KEY, lease_epoch INTEGER NOT NULL, holder TEXT NOT NULL, counter INTEGER NOT NULL,
+                         digest TEXT NOT NULL, document TEXT NOT NULL, document_sha256 TEXT NOT NULL) STRICT""",
+    """CREATE TABLE heard (only INTEGER PRIMARY KEY CHECK (only = 1), lease_epoch INTEGER NOT NULL, authority_at REAL) STRICT""",
+    "INSERT INTO heard VALUES (1, 0, NULL)",
+)
+
+
+class ClusterFences:
+    """One process opens it (the serve lock). Methods block for some milliseconds and may be called from any thread."""
+
+    def __init__(self, database: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Raises StateError `cluster.state_damaged`, `cluster.state_too_new`."""
+        self._path = database
+        self._clock = clock
+        self._lock = threading.Lock()
+        try:
+            self._connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=5.0)
+            self._prepare()
+            self._marks = {
+                str(row[0]): PeerMark(HighWater(row[1], row[2], row[3]), row[4], row[5])
+                for row in self._connection.execute("SELECT * FROM peer")
+            }
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
+
+    def _prepare(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA synchronous=FULL")
+        version = int(run("PRAGMA user_version").fetchone()[0])
+        if version > _SCHEMA_VERSION:
+            raise StateError(
+                "cluster.state_too_new",
+                f"what this node remembers of its cluster has version {version}, this runtime knows {_SCHEMA_VERSION}",
+                place=str(self._path),
+                next_step="run the newer runtime",
+            )
+        if run("PRAGMA quick_check").fetchone()[0] != "ok":
+            raise self._damaged("its integrity check fails")
+        if version == 0:
+            with self._transaction() as db:
+                for statement in _SCHEMA:
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise SbctlError(
+                        "cluster.state_not_written",
+                        f"what this node remembers of its cluster could not be written: {error}",
+                        place=str(self._path),
+                        next_step="see to the disk; until then the node keeps to what it obeyed before",
+                        retryable=True,
+                    ) from error
+                raise
+
+    @property
+    def marks(self) -> Mapping[str, PeerMark]:
+        """By node id, as `PeerVerifier.open` takes them; changes with `advance`."""
+        return MappingProxyType(self._marks)
+
+    def advance(self, marks: Mapping[str, PeerMark]) -> None:
+        """Keep the marks of documents that were accepted, all in one transaction.
+
+        Raises SbctlError `cluster.state_not_written`; RefusedError `cluster.too_many_peers`: nothing is kept, and none of them may be used.
+        """
+        changed = {name: mark for name, mark in marks.items() if self._marks.get(name) != mark}
+        if not changed:
+            return
+        now = int(self._clock.now().timestamp())
+        with self._transaction() as db:
+            gone = self._make_room(db, len(set(changed) - set(self._marks)), now)
+            db.executemany(
+                "INSERT OR REPLACE INTO peer VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        name,
+                        mark.identity.identity_epoch,
+                        mark.identity.certificate_sha256,
+                        mark.identity.boot_epoch,
+                        mark.counter,
+                        mark.digest,
+                        now,
+                    )
+                    for name, mark in changed.items()
+                ],
+            )
+        for name in gone:
+            self._marks.pop(name, None)
+        self._marks.update(changed)
+
+    def _make_room(self, db: sqlite3.Connection, added: int, now: int) -> list[str]:
+        """Forget peers whose last certificate ended whatever its life was: none of theirs can come back."""
+        excess = len(self._marks) + added - PEERS_MAX
+        if excess <= 0:
+            return []
+        ended = now - int(_CERTIFICATE_LIFE_MAX.total_seconds())
+        rows = db.execute("SELECT node_id FROM peer WHERE seen_at < ? ORDER BY seen_at LIMIT ?", (ended, excess))
+        gone = [str(row[0]) for row in rows]
+        if len(gone) < excess:
+            raise RefusedError(
+                "cluster.too_many_peers",
+                f"{PEERS_MAX} nodes have been seen in this cluster, and a new one cannot be told from an old one that was forgotten",
+                place=str(self._path),
+                next_step="let new hosts take the names of old ones",
+            )
+        db.executemany("DELETE FROM peer WHERE node_id = ?", [(name,) for name in gone])
+        return gone
+
+    def fence(self, kind: Fenced) -> LeaseFence | None:
+        """The newest document of this kind that was accepted."""
+        row = self._row("SELECT lease_epoch, holder, counter, digest FROM fence WHERE kind = ?", kind)
+        return None if row is None else LeaseFence(int(row[0]), str(row[1]), int(row[2]), str(row[3]))
+
+    def accept(self, kind: Fenced, fence: LeaseFence, document: str, *, issued_at: datetime) -> None:
+        """Move the fence and keep the signed text that moved it, all or nothing. Raises SbctlError `cluster.state_not_written`."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO fence VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    kind,
+                    fence.lease_epoch,
+                    fence.holder,
+                    fence.counter,
+                    fence.digest,
+                    document,
+                    sha256_bytes(document.encode()),
+                ),
+            )
+            db.execute("UPDATE heard SET lease_epoch = max(lease_epoch, ?)", (fence.lease_epoch,))
+            _hear(db, issued_at)
+
+    def accepted(self, kind: Fenced) -> str | None:
+        """The signed text as it was accepted: it was verified then and holds until a newer one is. Raises StateError `cluster.state_damaged`."""
+        row = self._row("SELECT document, document_sha256 FROM fence WHERE kind = ?", kind)
+        if row is None:
+            return None
+        if sha256_bytes(str(row[0]).encode()) != row[1]:
+            raise self._damaged(f"the {kind} does not have its digest")
+        return str(row[0])
+
+    @property
+    def lease_epoch_seen(self) -> int:
+        """The highest of any document that was accepted; who takes the lease takes a higher one."""
+        row = self._row("SELECT lease_epoch FROM heard")
+        return 0 if row is None else int(row[0])
+
+    def take_lease_epoch(self, epoch: int) -> None:
+        """Before this node takes the lease with it: whatever the store loses, the epoch is not taken twice. Raises as `accept`."""
+        with self._transaction() as db:
+            db.execute("UPDATE heard SET lease_epoch = max(lease_epoch, ?)", (epoch,))
+
+    def authority_heard_at(self) -> datetime | None:
+        """When the newest thing of an authority that was accepted here was signed, as `authority_stale` takes it."""
+        row = self._row("SELECT authority_at FROM heard")
+        return (
+            None if row is None or row[0] is None else datetime.fromtimestamp(float(row[0]), self._clock.now().tzinfo)
+        )
+
+    def hear(self, issued_at: datetime) -> None:
+        """A bundle of the cluster was accepted, or a lease seen renewed. Raises as `accept`."""
+        with self._transaction() as db:
+            _hear(db, issued_at)
+
+    def _row(self, sql: str, *values: object) -> tuple[str | int | float, ...] | None:
+        with self._lock:
+            row: tuple[str | int | float, ...] | None = self._connection.execute(sql, values).fetchone()
+            return row
+
+    def _damaged(self, what: str) -> StateError:
+        return StateError(
+            "cluster.state_damaged",
+            f"what this node remembers of its cluster cannot be trusted: {what}",
+            place=str(self._path),
+            next_step="give the node a new identity (sbctl cluster rotate NODE), move this file away, then sbctl apply",
+        )
+
+    def close(self) -> None:
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+
+
+def _hear(db: sqlite3.Connection, issued_at: datetime) -> None:
+    db.execute("UPDATE heard SET authority_at = max(coalesce(authority_at, 0), ?)", (issued_at.timestamp(),))
