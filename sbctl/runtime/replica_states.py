@@ -60,7 +60,7 @@ def check_transition(before: ReplicaPhase, after: ReplicaPhase) -> None:
         raise RuntimeError(f"a replica cannot go from {before} to {after}")
 
 
-def told_state(
+def told_state(  # noqa: PLR0917 - the fields of a row
     number: int,
     phase: ReplicaPhase,
     pid: int | None,

@@ -1,7 +1,8 @@
 """What a file is, by what it holds: an allowlist per kind of artifact, and a veto on everything that may run code when it is loaded.
 
 No name decides. A file of weights is GGUF or safetensors with a header that holds; a file beside weights is text or one of the few binary
-tokenizers. Pickle, in the clear, packed or in an archive, is refused unless the catalog allows it; Python code and settings that make a
+tokenizers. Pickle, in the clear, packed or in an archive, is refused unless the catalog allows it, and then lets through only what builds
+tensors (`pickles`); Python code and settings that make a
 loader run code from the snapshot always are.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from sbctl.artifacts.formats.gguf import GGUF_MAGIC, read_gguf
+from sbctl.artifacts.formats.pickles import check_tensors_only
 from sbctl.artifacts.formats.safetensors import read_safetensors
 from sbctl.base.display import display_safe
 from sbctl.base.errors import ArtifactError, RefusedError
@@ -40,6 +42,8 @@ _WEIGHT_NAMES: Final = re.compile(
     r"\.(gguf|safetensors|bin|pt|pth|ckpt|pkl|pickle|npy|npz|h5|joblib|onnx|msgpack)\Z", re.IGNORECASE
 )
 _PYTHON: Final = re.compile(r"\.(py|pyc|pyo|pyd|pyx|so|dll|dylib|sh)\Z", re.IGNORECASE)
+_LOADED_SAFELY: Final = frozenset({"archive", "safetensors", "gguf"})
+"""What may stand where a pickle is allowed: it was looked into. An unknown thing may be a pickle that hides."""
 _RUNS_CODE: Final = frozenset({"auto_map", "trust_remote_code", "custom_pipelines"})
 
 
@@ -68,7 +72,10 @@ def check_file(path: Path, name: str, format_name: str, *, allow_pickle: bool = 
     if _PYTHON.search(name):
         raise _refused(name, "is program code", "list only weights, tokenizer and settings in the catalog")
     content = content_of(path)
-    if content in ("pickle", "archive") and not (allow_pickle or format_name == "pickle"):
+    allowed = allow_pickle or format_name == "pickle"
+    if content in ("pickle", "archive") and allowed:
+        check_tensors_only(path, name)
+    elif content in ("pickle", "archive"):
         what = (
             "a pickle, which can run any code when it is loaded"
             if content == "pickle"
@@ -84,7 +91,7 @@ def check_file(path: Path, name: str, format_name: str, *, allow_pickle: bool = 
     elif content == "safetensors":
         read_safetensors(path)
     wanted = _wanted(name, format_name)
-    if wanted is not None and content != wanted:
+    if wanted is not None and content != wanted and not (allowed and wanted == "pickle" and content in _LOADED_SAFELY):
         raise ArtifactError(
             "artifact.wrong_format",
             f"{display_safe(name)} is listed as {wanted} and holds {'something else' if content == 'unknown' else content}",
@@ -99,8 +106,8 @@ def _wanted(name: str, format_name: str) -> Content | None:
     """What a file must be. In a snapshot of GGUF everything is; elsewhere the name of a weight file is a claim that is held against it."""
     if format_name == "gguf":
         return "gguf" if name.lower().endswith(".gguf") else None
-    if format_name == "safetensors" and _WEIGHT_NAMES.search(name):
-        return "safetensors"
+    if format_name in ("safetensors", "pickle") and _WEIGHT_NAMES.search(name):
+        return "safetensors" if format_name == "safetensors" else "pickle"
     return None
 
 

@@ -257,12 +257,6 @@ def test_F17_a_pickle_is_found_by_content_under_any_name(kind: str, name: str, t
         assert name in caught.value.message
 
 
-def test_a_pickle_that_the_catalog_allows_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "blob"
-    path.write_bytes(PICKLES["torch_zip"])
-    check_file(path, "pytorch_model.bin", "pickle")
-
-
 UNSAFE: dict[str, tuple[str, bytes]] = {
     "auto_map": ("config.json", b'{"auto_map": {"AutoModel": "modeling_x.Y"}}'),
     "auto_map_inside": ("tokenizer_config.json", b'{"a": [{"auto_map": {"AutoTokenizer": ["x.Y", null]}}]}'),
