@@ -16,8 +16,8 @@ from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
 from sbctl.base.field_types import byte_size
 from sbctl.base.ids import Address
-from sbctl.config.compiled import CompiledDeployment, CompiledExternal, CompiledOrigin
-from sbctl.trust.bundle import AdapterMember, DeploymentMember, ExternalMember, OriginMember
+from sbctl.config.compiled import CompiledDeployment, CompiledExternal, CompiledOrigin, CompiledStandIn
+from sbctl.trust.bundle import AdapterMember, DeploymentMember, ExternalMember, LocalStandIn, OriginMember, StandIn
 
 __all__ = ["MemberCompiler", "artifact_name", "facts_dump", "stands_on"]
 
@@ -81,7 +81,7 @@ class MemberCompiler:
                 models=routes,
                 default_model=origin.default_model,
                 force_ssl=origin.force_ssl,
-                externals=tuple(map(_external, origin.externals)),
+                stand_ins=tuple(map(_stand_in, origin.stand_ins)),
             )
             member = _member(written.model_dump_json())
             self._origins[id(origin)] = member
@@ -116,13 +116,15 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
     )
 
 
-def _external(external: CompiledExternal) -> ExternalMember:
+def _stand_in(written: CompiledExternal | CompiledStandIn) -> StandIn:
+    if isinstance(written, CompiledStandIn):
+        return LocalStandIn(name=written.name, deployment=written.deployment, models=written.models)
     return ExternalMember(
-        name=external.name,
-        base_url=external.base_url,
-        models=dict(external.models),
-        keys=tuple(key.name for key in external.keys),
-        no_prompt_training=external.no_prompt_training,
+        name=written.name,
+        base_url=written.base_url,
+        models=dict(written.models),
+        keys=tuple(key.name for key in written.keys),
+        no_prompt_training=written.no_prompt_training,
     )
 
 

@@ -53,7 +53,9 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
 
 def _leaving(comparison: Comparison, desired: Desired) -> Iterator[str]:
     """Where prompts go that the host cannot answer itself: nobody should learn that later."""
-    for external in desired.spec.get("externals", ()):
+    for external in desired.spec.get("stand_ins", ()):
+        if "base_url" not in external:
+            continue
         models = ", ".join(sorted(external["models"]))
         trains = ", said not to train on them" if external["no_prompt_training"] else ""
         yield (

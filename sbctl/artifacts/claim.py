@@ -253,6 +253,6 @@ def _is_locked(path: Path) -> bool:
 def _owner_of(content: bytes) -> Owner | None:
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return Owner.from_json(value.get("owner")) if isinstance(value, dict) else None

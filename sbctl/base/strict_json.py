@@ -1,4 +1,4 @@
-"""The one JSON reader: no duplicate keys, no NaN, no integers beyond 2^53-1, bounded size and depth."""
+"""The one JSON reader: no duplicate keys, no NaN, no integers beyond 2^53-1, no lone surrogates, bounded size and depth."""
 
 from __future__ import annotations
 
@@ -74,6 +74,18 @@ def _checked_text(data: bytes, max_bytes: int, max_depth: int) -> str:
         _refuse("the document is not UTF-8")
 
 
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _refuse_lone_surrogates(text: str, value: Any) -> None:
+    """Half a character can be written as an escape alone, and whatever wants to store or send it as UTF-8 would fail."""
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            _refuse("the document holds characters that are no Unicode (lone surrogates)")
+
+
 _DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_no_duplicates, parse_constant=_constant, parse_int=_integer, parse_float=_real
 )
@@ -86,7 +98,9 @@ def loads(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> An
     try:
         if text.startswith("\ufeff"):
             _refuse("the document begins with a byte order mark")
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
+        _refuse_lone_surrogates(text, value)
+        return value
     except json.JSONDecodeError as error:
         _refuse(f"{_NOT_JSON}: {error.msg} at line {error.lineno}, column {error.colno}")
     except RecursionError:
@@ -139,6 +153,7 @@ def members(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> 
                 at = _space_end(text, at + 1)
         if text[at] != "}" or text[at + 1 :].strip(" \t\n\r"):
             _refuse(f"{_NOT_JSON}: something else at character {at}")
+        _refuse_lone_surrogates(text, {name: member.value for name, member in found.items()})
     except json.JSONDecodeError as error:
         _refuse(f"{_NOT_JSON}: {error.msg} at line {error.lineno}, column {error.colno}")
     except IndexError:

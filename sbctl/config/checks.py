@@ -10,7 +10,7 @@ from sbctl.base.suggest import did_you_mean
 from sbctl.config.availability import not_available
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Path
-from sbctl.config.external import check_externals
+from sbctl.config.external import check_externals, is_chain
 from sbctl.config.layers import View
 from sbctl.config.models import DeploymentModel, EngineModel, ProxyModel
 from sbctl.config.origins import AiActionModel, OriginModel, ProviderModel
@@ -151,6 +151,7 @@ def check_origins(
             report.add(_RULE, f'origin "{hostname}" has no providers', view.key_span((hostname, "action")))
         check_externals(report, hostname, origin, view)
         answered: dict[str, str] = {}
+        in_chain = is_chain(view.value[hostname]["action"])
         for index, provider in managed_providers(origin):
             path: Path = (hostname, "action", "providers", index)
             _check_provider(report, provider, None if may_precede else known, view, path)
@@ -165,9 +166,10 @@ def check_origins(
                     report.add(
                         _RULE, message, view.value_span(where), notes=("give one of the providers another name",)
                     )
-                elif answered.setdefault(model, provider.deployment) != provider.deployment:
-                    sentence = f'two providers of this origin answer "{model}"; falling back from one deployment to another is not in this version'
-                    report.add("config.not_available", sentence, view.value_span(where))
+                elif answered.setdefault(model, provider.deployment) != provider.deployment and not in_chain:
+                    sentence = f'two providers of this origin answer "{model}", and nothing says which of them when'
+                    note = "with routing: fallback_chain the later one answers when the earlier one cannot"
+                    report.add(_RULE, sentence, view.value_span(where), notes=(note,))
 
 
 def _lists_providers(view: View, hostname: str) -> bool:

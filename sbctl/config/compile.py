@@ -19,9 +19,11 @@ from sbctl.config.compiled import (
     CompiledConfig,
     CompiledDeployment,
     CompiledEgress,
+    CompiledExternal,
     CompiledHost,
     CompiledIdentity,
     CompiledOrigin,
+    CompiledStandIn,
     CompiledTls,
     EnrollServer,
     OwnPki,
@@ -372,18 +374,23 @@ def _origins(
     for hostname, origin in view.origins.items():
         routes: dict[str, PublicRoute] = {}
         default: str | None = None
-        for _, provider in managed_providers(origin):
+        chain: dict[int, CompiledExternal | CompiledStandIn] = {}
+        for index, provider in managed_providers(origin):
             if provider.deployment in deployments or view.proxy.model_host.authority == "admin_managed":
-                for model in public_names(provider):
-                    routes.setdefault(model, PublicRoute(model, provider.deployment))
+                names = public_names(provider)
+                first = {model: routes.setdefault(model, PublicRoute(model, provider.deployment)) for model in names}
+                behind = tuple(model for model in names if first[model].deployment != provider.deployment)
+                if behind:
+                    chain[index] = CompiledStandIn(provider.name, provider.deployment, behind)
                 default = default or provider.default_model
         if routes:
+            chain |= externals.read(hostname, origin, set(routes), view.origins_view)
             found[hostname] = CompiledOrigin(
                 hostname,
                 tuple(routes.values()),
                 default,
                 force_ssl=origin.force_ssl and view.proxy.https_bind_port is not None,
-                externals=externals.read(hostname, origin, set(routes), view.origins_view),
+                stand_ins=tuple(chain[index] for index in sorted(chain)),
             )
     return found
 

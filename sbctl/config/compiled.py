@@ -133,12 +133,26 @@ class CompiledExternal:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledStandIn:
+    """Another deployment that answers public names when the one before it cannot."""
+
+    name: str
+    deployment: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledOrigin:
     hostname: str
     routes: tuple[PublicRoute, ...]
     default_model: str | None = None
     force_ssl: bool = False
-    externals: tuple[CompiledExternal, ...] = ()
+    stand_ins: tuple[CompiledExternal | CompiledStandIn, ...] = ()
+    """Who is asked, in this order, when the deployment of a route cannot answer."""
+
+    @property
+    def externals(self) -> tuple[CompiledExternal, ...]:
+        return tuple(each for each in self.stand_ins if isinstance(each, CompiledExternal))
 
 
 @dataclass(frozen=True, slots=True)

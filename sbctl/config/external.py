@@ -166,9 +166,9 @@ class ExternalReader:
         self._sources = sources
         self._keyed = keyed
 
-    def read(self, hostname: str, origin: OriginModel, answered: set[str], view: View) -> tuple[CompiledExternal, ...]:
-        """`answered`: public names that the host answers itself."""
-        found = []
+    def read(self, hostname: str, origin: OriginModel, answered: set[str], view: View) -> dict[int, CompiledExternal]:
+        """By their place in the list. `answered`: public names that the host answers itself."""
+        found = {}
         for index, provider in external_providers(origin):
             models = {name: there for name, there in _names(provider).items() if name in answered}
             if not models:
@@ -176,10 +176,10 @@ class ExternalReader:
             span = view.key_span((hostname, "action", "providers", index, "name"))
             written = (*((provider.api_key,) if provider.api_key is not None else ()), *provider.api_keys)
             keys = tuple(filter(None, (self._key(reference, span) for reference in dict.fromkeys(written))))
-            found.append(
-                CompiledExternal(provider.name, provider.base_url or "", models, keys, provider.no_prompt_training)
+            found[index] = CompiledExternal(
+                provider.name, provider.base_url or "", models, keys, provider.no_prompt_training
             )
-        return tuple(found)
+        return found
 
     def _key(self, text: str, span: SourceSpan | None) -> SecretRef | None:
         if not text.startswith("secret:"):

@@ -43,7 +43,7 @@ def served_meaning(
                     "default": each.default_model,
                     "force_ssl": each.force_ssl,
                     "routes": {route.model: route.deployment for route in each.routes},
-                    "externals": [asdict(external) for external in each.externals],
+                    "stand_ins": [asdict(stand_in) for stand_in in each.stand_ins],
                 }
                 for name, each in origins.items()
             },

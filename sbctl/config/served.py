@@ -78,7 +78,7 @@ def _reduced(report: Report, view: View, hostname: str, origin: Any, exposed: se
             reduced.append({name: value for name, value in provider.items() if name == "name"})
         else:
             reduced.append(provider)
-    if in_chain and any("base_url" in each for each in reduced if isinstance(each, dict)):
+    if in_chain and sum("deployment" in each or "base_url" in each for each in reduced if isinstance(each, dict)) > 1:
         action = {name: value for name, value in action.items() if name != "routing"}
     return {**origin, "action": {**action, "providers": reduced}}
 

@@ -54,7 +54,7 @@ def parse_lease(data: bytes) -> dict[str, Any]:
     """What a holder wrote; empty when it makes no sense."""
     try:
         told = json.loads(data.decode("utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 

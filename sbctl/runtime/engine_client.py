@@ -72,7 +72,7 @@ class EngineClient:
         body = await self.text(path)
         try:
             return None if body is None else json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     async def produce(self, canary: Canary, *, timeout_s: float) -> None:
@@ -94,7 +94,7 @@ class EngineClient:
             body = json.dumps({"content": text}).encode()
             status, answer = await self._ask("POST", "/tokenize", body, _PROBE_TIMEOUT_S, _COUNT_MAX_BYTES)
             document = json.loads(answer) if status == 200 else None
-        except (*ENGINE_ERRORS, ValueError):
+        except (*ENGINE_ERRORS, ValueError, RecursionError):
             return None
         self._counts_tokens = status not in (404, 405, 501)
         tokens = document.get("tokens") if isinstance(document, dict) else None

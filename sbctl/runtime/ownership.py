@@ -121,7 +121,7 @@ class OwnershipRecords:
         for path in sorted(self._directory.glob("*.json")):
             try:
                 yield path, OwnershipRecord.model_validate(json.loads(read_bounded(path, max_bytes=_RECORD_MAX_BYTES)))
-            except (ValidationError, ValueError, SbctlError):
+            except (ValidationError, ValueError, RecursionError, SbctlError):
                 yield path, None
 
     async def reap(self) -> int:

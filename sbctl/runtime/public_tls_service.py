@@ -110,7 +110,7 @@ def with_certificate(app: web.Application, held: HeldCertificate | None) -> web.
 def _pem(data: bytes) -> Secret:
     try:
         pem = json.loads(data)["pem"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pem = None
     if not isinstance(pem, str):
         raise InputError("invalid_body", "the body is {pem}")

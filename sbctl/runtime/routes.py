@@ -93,10 +93,10 @@ class RouteTable:
         name = host_name(origin_header.partition("://")[2])
         return name == "localhost" or name in self.origins or is_loopback(name)
 
-    def resolve(self, origin: OriginMember, model: str | None) -> tuple[str, Generation]:
-        """The public name and the generation behind it. Raises RefusedError `unknown_model`."""
+    def resolve(self, origin: OriginMember, model: str | None, *, instead: str | None = None) -> tuple[str, Generation]:
+        """The public name and the generation behind it, or that of the deployment `instead`. Raises RefusedError `unknown_model`."""
         name = model or origin.default_model or (next(iter(origin.models)) if len(origin.models) == 1 else None)
-        deployment = origin.models.get(name) if name is not None else None
+        deployment = instead or (origin.models.get(name) if name is not None else None)
         generation = self.generations.get(deployment) if deployment is not None else None
         if name is None or generation is None:
             raise RefusedError("unknown_model", "this model is not served here")

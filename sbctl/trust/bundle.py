@@ -6,9 +6,17 @@ merely numbers or dates it, so an unchanged desired state has an unchanged diges
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+)
 
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN
 from sbctl.artifacts.model import ArtifactFacts
@@ -29,7 +37,9 @@ __all__ = [
     "EnginePolicy",
     "ExternalMember",
     "KvQuant",
+    "LocalStandIn",
     "OriginMember",
+    "StandIn",
     "TrustSet",
     "content_digest",
     "member_digest",
@@ -117,16 +127,27 @@ class ExternalMember(_Part):
     no_prompt_training: bool = False
 
 
+class LocalStandIn(_Part):
+    """Another deployment of the same runtime that stands in for one that cannot answer. `models`: public names."""
+
+    name: str = Field(min_length=1, max_length=128)
+    deployment: _Id
+    models: tuple[str, ...] = Field(min_length=1, max_length=256)
+
+
+StandIn = ExternalMember | LocalStandIn
+
+
 class OriginMember(_Part):
     """One hostname: which public model names it serves and by which deployment. `default_model` answers a request that names none.
 
-    `force_ssl`: over https alone. `externals`: who is asked, in this order, when the deployment cannot answer.
+    `force_ssl`: over https alone. `stand_ins`: who is asked, in this order, when the deployment cannot answer.
     """
 
     models: dict[str, _Id]
     default_model: str | None = None
     force_ssl: bool = False
-    externals: tuple[ExternalMember, ...] = Field(default=(), max_length=16)
+    stand_ins: tuple[StandIn, ...] = Field(default=(), max_length=64)
 
 
 class ApiKeyEntry(_Part):
@@ -140,12 +161,21 @@ class ApiKeyEntry(_Part):
 
 
 class BundleContent(_Part):
-    """What should run."""
+    """What should run.
+
+    `catalog`: the operator's own catalog, where the admin API may choose from it. Left out of the document when there is none.
+    """
 
     deployments: dict[_Id, DeploymentMember]
     origins: dict[str, OriginMember]
     api_keys: dict[_Id, ApiKeyEntry]
     public: bool
+    catalog: dict[str, JsonValue] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        return document if self.catalog is not None else {k: v for k, v in document.items() if k != "catalog"}
 
 
 class BundlePayload(_Part):

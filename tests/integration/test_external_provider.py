@@ -20,7 +20,7 @@ from sbctl.node.identity_messages import RuntimeKeys
 from sbctl.node.paths import PREFIX_VARIABLE, node_paths
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.provider_key_ops import install_provider_keys
-from sbctl.trust.bundle import ApiKeyEntry, BundleContent, ExternalMember, OriginMember
+from sbctl.trust.bundle import ApiKeyEntry, BundleContent, ExternalMember, LocalStandIn, OriginMember
 from tests.simulators.external_api import Answer, ExternalApi
 from tests.simulators.runtime_world import (
     LINEAGE,
@@ -62,7 +62,7 @@ class World:
                 "q": member(artifact, self.program, max_concurrency=1, max_queue_depth=0, cold_start="fallback"),
                 "c": member(artifact, self.program, warm=False, pull="on_demand", cold_start="fallback", threads=2),
             },
-            origins={"ai.internal": OriginMember(models=models, default_model="q-model", externals=(external,))},
+            origins={"ai.internal": OriginMember(models=models, default_model="q-model", stand_ins=(external,))},
             api_keys={"app": ApiKeyEntry(sha256=sha256_bytes(KEY.encode()), **key)},
         )
 
@@ -101,7 +101,7 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     with ExternalApi() as api:
         world = World(tmp_path, api)
-        paths = prepare_node(tmp_path, world.operator, provider_keys=(KEY_FILE,))
+        paths = prepare_node(tmp_path, world.operator, provider_keys=(KEY_FILE,), admin_enabled=True)
         (paths.secrets / KEY_FILE).write_text(CANARY)
         with running(tmp_path) as runtime:
             world.runtime = runtime
@@ -163,6 +163,43 @@ def test_a_cold_model_loads_while_somebody_else_answers(world: World) -> None:
     assert world.route(model="c-model") == "local"
     behaves(world.program, error_status=503)
     assert world.route(model="c-model") == "external"
+
+
+def test_another_deployment_stands_in_then_whoever_comes_after_it_and_nobody_after_the_first_byte(world: World) -> None:
+    desired = world.desired()
+    other = engine_program(world.folder, "other-server")
+    spare = member(weights(world.folder, "spare"), other, pull="on_demand", warm=False)
+    origin = desired.origins["ai.internal"]
+    local = LocalStandIn(name="spare", deployment="s", models=("q-model",))
+    chained = origin.model_copy(update={"stand_ins": (local, *origin.stand_ins)})
+    deployments = {**desired.deployments, "s": spare}
+    world.apply(desired.model_copy(update={"deployments": deployments, "origins": {"ai.internal": chained}}))
+
+    behaves(world.program, endless=True, token_delay_s=0.01)
+    holder = world.hold()
+    status, body, headers = world.ask()
+    assert (status, body["model"], headers["x-sbproxy-route-class"]) == (200, "q-model", "local")
+    world.runtime.await_state("s", "ready")
+    assert world.api.asked == [], "the host's own came first"
+    # It is told by numbers, and neither a limit nor what the caller did wrong leads anybody on.
+    _, numbers = world.runtime.admin("GET", "/metrics")
+    assert 'sbctl_stand_in_requests_total{deployment="q",provider="spare",reason="queue_full"} 1.0' in numbers
+    assert world.route(n_discard=-1) == "400"
+
+    # Where it cannot either, the next of the chain; a wish of the caller concerns strangers alone.
+    behaves(other, error_status=503)
+    assert world.route() == "external"
+    assert world.route(headers={"x-sbproxy-disallow-prompt-training": "true"}) == "503"
+    asked = len(world.api.asked)
+
+    # Once a byte of an answer is out, nobody else is asked.
+    behaves(other, cut_after_tokens=1)
+    status, body, _ = world.ask(stream=True)
+    assert status == 200
+    assert "upstream_failed" in body
+    assert "[DONE]" not in body
+    assert len(world.api.asked) == asked
+    holder.close()
 
 
 def test_an_exchanged_key_of_a_provider_is_used_at_once_and_nothing_restarts(world: World) -> None:

@@ -7,7 +7,6 @@ is copied and never written anew; only what is ours (the model's name, the bound
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +20,6 @@ from sbctl.runtime.gateway.surface import Kind
 
 __all__ = ["Asked", "read_asked"]
 
-_LONE_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _BOUND: Final[Mapping[Kind, str]] = {
     "chat": "max_tokens",
     "completion": "max_tokens",
@@ -136,8 +134,6 @@ def read_asked(data: bytes, kind: Kind) -> Asked:
         text, found = strict_json.members(data, max_bytes=DATA_BODY_MAX_BYTES)
     except InputError as error:
         raise InputError("invalid_body", error.message) from None
-    if _LONE_SURROGATE.search(text):
-        _refuse_lone_surrogates(found)
     members: dict[str, Member] = {}
     for name, member in found.items():
         if member.value is None or is_dropped(name):
@@ -149,11 +145,3 @@ def read_asked(data: bytes, kind: Kind) -> Asked:
         raise InputError("invalid_request", f'"{PROMPT_FIELD[kind]}" is missing')
     check_items(kind, prompt.value)
     return Asked(kind, text, members)
-
-
-def _refuse_lone_surrogates(found: Mapping[str, Member]) -> None:
-    try:
-        for name, member in found.items():
-            json.dumps([name, member.value], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InputError("invalid_body", "the body holds characters that are no Unicode (lone surrogates)") from None

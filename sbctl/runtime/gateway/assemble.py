@@ -34,7 +34,7 @@ def whole_answer(stream: bytes) -> tuple[dict[str, Any], Usage | None]:
     """
     try:
         events = json.loads(b"[" + b",".join(_EVENT.findall(stream)) + b"]")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None
     assembler, answer, usage = Assembler(), None, None
     for event in events:

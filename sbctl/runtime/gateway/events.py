@@ -165,7 +165,7 @@ def renamed_document(body: bytes, public_name: str) -> tuple[bytes, Usage | None
 def _parsed(payload: bytes) -> Any:
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None
 
 

@@ -15,7 +15,7 @@ from sbctl.runtime.gateway.asked import Asked
 from sbctl.runtime.gateway.form import AskedForm
 from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.relay import Relay
-from sbctl.trust.bundle import ExternalMember, OriginMember
+from sbctl.trust.bundle import ExternalMember, LocalStandIn, OriginMember, StandIn
 
 __all__ = ["Externals", "disallows_training", "is_our_fault", "provider_body", "stand_ins"]
 
@@ -40,12 +40,12 @@ def disallows_training(head: RequestHead) -> bool:
     return said is not None and said.strip().lower() not in ("", "0", "false", "no")
 
 
-def stand_ins(origin: OriginMember, name: str, *, no_training: bool) -> tuple[ExternalMember, ...]:
-    """Who may answer for a public model name, in order."""
+def stand_ins(origin: OriginMember, name: str, *, no_training: bool) -> tuple[StandIn, ...]:
+    """Who may answer for a public model name, in order. A deployment of this runtime always may."""
     return tuple(
         member
-        for member in origin.externals
-        if name in member.models and (member.no_prompt_training or not no_training)
+        for member in origin.stand_ins
+        if name in member.models and (isinstance(member, LocalStandIn) or member.no_prompt_training or not no_training)
     )
 
 

@@ -1,13 +1,14 @@
 """A request's way: key ► origin ► model ► admission ► engine, and the answer back as it comes.
 
 A permit is held from admission until the answer's last byte is written or the caller is gone; a caller that goes away cancels the request,
-which closes the engine's connection. Before the first byte of an answer another replica is tried, then the external providers that stand
-in for the deployment, after it never.
+which closes the engine's connection. Before the first byte of an answer another replica is tried, then who stands in for the deployment
+(another deployment, an external provider), after it never.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import traceback
@@ -35,6 +36,7 @@ from sbctl.runtime.gateway.upstream import ENGINE_ERRORS, request_head
 from sbctl.runtime.generation import Generation, Lease
 from sbctl.runtime.log import get_log
 from sbctl.runtime.replica import Replica
+from sbctl.trust.bundle import ExternalMember, LocalStandIn
 
 __all__ = ["Gateway"]
 
@@ -195,30 +197,36 @@ class Gateway:
         try:
             return await self._ask(request)
         except SbctlError as error:
-            if not request.externals or self._stopping or not is_our_fault(error):
+            if not request.stand_ins or self._stopping or not is_our_fault(error):
                 raise
-            relay = await self._ask_externals(request, error.code)
+            relay = await self._ask_stand_ins(request, error.code)
             if relay is None:
                 raise
             return relay
 
-    async def _ask_externals(self, request: Request, reason: str) -> Relay | None:
-        """None when none of them could. Raises InputError for what the caller did wrong."""
-        assert request.generation is not None
-        request.admitted_s = asyncio.get_running_loop().time()
-        for member in request.externals:
-            self._log.info("external provider", request_id=request.id, provider=member.name, reason=reason)
-            self._meter.fell_back(request.generation.deployment, member.name, reason)
-            body, content_type = provider_body(request.asked, model=member.models[request.name])
-            path = request.operation.path.removeprefix("/v1")
-            question = Question(
-                path, body, content_type, request.id, request.client, lambda: self._external_relay(request)
-            )
-            try:
-                return await self._externals.ask(member, question)
-            except EngineError:
-                continue
+    async def _ask_stand_ins(self, request: Request, reason: str) -> Relay | None:
+        """None when none of them could. Raises InputError for what the caller did wrong, as an external provider says it."""
+        first = request.generation
+        assert first is not None
+        for member in request.stand_ins:
+            self._log.info("somebody stands in", request_id=request.id, provider=member.name, reason=reason)
+            self._meter.fell_back(first.deployment, member.name, reason)
+            if isinstance(member, LocalStandIn):
+                request.instead, request.failed, request.elsewhere = member.deployment, set(), False
+                with contextlib.suppress(SbctlError):
+                    return await self._ask(request)
+                request.instead, request.generation = None, first
+            else:
+                with contextlib.suppress(EngineError):
+                    return await self._ask_external(request, member)
         return None
+
+    async def _ask_external(self, request: Request, member: ExternalMember) -> Relay:
+        request.admitted_s = asyncio.get_running_loop().time()
+        body, content_type = provider_body(request.asked, model=member.models[request.name])
+        path = request.operation.path.removeprefix("/v1")
+        question = Question(path, body, content_type, request.id, request.client, lambda: self._external_relay(request))
+        return await self._externals.ask(member, question)
 
     async def _ask(self, request: Request) -> Relay:
         """Admit, ask, and relay; another replica when one fails before its first byte."""
@@ -251,9 +259,9 @@ class Gateway:
                 raise EngineError("no_ready_replica", "the runtime is stopping", retryable=True)
             table = self._desired.routes
             origin = table.origin(request.host, bound_to_loopback=self._on_loopback)
-            request.name, generation = table.resolve(origin, request.asked.model)
+            request.name, generation = table.resolve(origin, request.asked.model, instead=request.instead)
             request.generation = generation
-            request.externals = stand_ins(origin, request.name, no_training=request.no_training)
+            request.stand_ins = stand_ins(origin, request.name, no_training=request.no_training)
             if not request.caller.may_use(request.name):
                 raise RefusedError("model_not_allowed", "this key may not use this model")
             await self._check_fit(request, generation)
@@ -324,6 +332,7 @@ class Gateway:
         return relay
 
     def _external_relay(self, request: Request) -> Relay:
+        request.elsewhere = True
         relay = request.relay = self._new_relay(request, "external", _nothing)
         return relay
 
@@ -373,6 +382,7 @@ class Gateway:
                 now_s - request.began_s,
                 None if relay is None else relay.usage,
                 broke,
+                request.elsewhere,
             )
         )
 

@@ -66,6 +66,8 @@ class Outcome:
     total_s: float
     usage: Usage | None
     broke: bool
+    elsewhere: bool = False
+    """An external provider answered."""
 
 
 class Meter(Protocol):
@@ -76,7 +78,7 @@ class Meter(Protocol):
         ...
 
     def fell_back(self, deployment: str, provider: str, reason: str) -> None:
-        """An external provider is asked instead."""
+        """Another deployment or an external provider, called `provider`, is asked instead."""
         ...
 
     def finished(self, outcome: Outcome) -> None: ...

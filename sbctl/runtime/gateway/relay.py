@@ -235,5 +235,5 @@ class BytesRelay(Relay):
 def _document(data: bytes | bytearray) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -13,7 +13,7 @@ from sbctl.runtime.gateway.surface import Operation
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.routes import Caller
-from sbctl.trust.bundle import ExternalMember
+from sbctl.trust.bundle import StandIn
 
 __all__ = ["Request"]
 
@@ -34,10 +34,15 @@ class Request:
     admitted_s: float | None = None
     name: str = ""
     generation: Generation | None = None
-    externals: tuple[ExternalMember, ...] = ()
+    stand_ins: tuple[StandIn, ...] = ()
+    """Who is asked after the deployment of the public name."""
+    instead: str | None = None
+    """The deployment that is asked now, where it is not that of the public name."""
     failed: set[Replica] = field(default_factory=set)
     relay: Relay | None = None
     """Of whoever was asked last."""
+    elsewhere: bool = False
+    """An external provider was asked."""
 
     @property
     def priority(self) -> Priority:

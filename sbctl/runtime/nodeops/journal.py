@@ -116,7 +116,7 @@ def _chunks(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
 def _document(line: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

@@ -67,7 +67,7 @@ def test_H1_what_hosts_get_names_files_and_the_runtime_row_names_references(load
     assert runtime.spec["provider_keys"] == {name: {"reference": "env:OLD_KEY", "fingerprint": "f" * 16}}
     assert fields_for_reader(runtime.spec)["provider_keys"] == {"env:OLD_KEY": "f" * 16}
     (bundle,) = desired_bundles(load_text(text))
-    assert bundle.spec["origins"]["ai.internal"]["externals"] == [
+    assert bundle.spec["origins"]["ai.internal"]["stand_ins"] == [
         {
             "name": "other",
             "base_url": "https://api.example.com/v1",
@@ -78,6 +78,42 @@ def test_H1_what_hosts_get_names_files_and_the_runtime_row_names_references(load
     ]
     back = restored(runtime.spec, {**runtime.spec, "provider_keys": {}})
     assert back["provider_keys"][name]["fingerprint"] is None, "an exchanged key does not come back"
+
+
+SPARE = "{name: spare, provider_type: managed_model, deployment: small, models: [chat]}"
+TWO = "      small: {model: smollm2-135m-instruct, variant: q4_1}\norigins:"
+
+
+def two_deployments(providers: str, *, routing: str = "routing: fallback_chain") -> str:
+    return file("", first=providers, routing=routing).replace("origins:", TWO, 1)
+
+
+def test_another_deployment_of_the_host_stands_in_where_the_list_has_it(load_text: Load) -> None:
+    external = f"{{{OTHER}, models: [chat]}}"
+    for providers, names in (
+        (f"{LOCAL}, {SPARE}, {external}", ["spare", "other"]),
+        (f"{LOCAL}, {external}, {SPARE}", ["other", "spare"]),
+    ):
+        config = load_text(two_deployments(providers))
+        origin = config.hosts["local"].origins["ai.internal"]
+        assert [(route.model, route.deployment) for route in origin.routes] == [("chat", "chat")]
+        assert [each.name for each in origin.stand_ins] == names
+        assert not [note for note in config.notes if "routing" in note.message]
+        (bundle,) = desired_bundles(config)
+        written = {each["name"]: each for each in bundle.spec["origins"]["ai.internal"]["stand_ins"]}
+        assert written["spare"] == {"name": "spare", "deployment": "small", "models": ["chat"]}
+
+
+def test_a_chain_never_comes_back_to_who_was_asked(load_text: Load) -> None:
+    again = LOCAL.replace("name: local", "name: again")
+    origin = load_text(two_deployments(f"{LOCAL}, {SPARE}, {again}")).hosts["local"].origins["ai.internal"]
+    assert [each.name for each in origin.stand_ins] == ["spare"]
+
+
+def test_two_deployments_of_one_name_without_a_chain_are_refused(findings_of: Findings) -> None:
+    (found,) = findings_of(two_deployments(f"{LOCAL}, {SPARE}", routing="routing: round_robin"))
+    assert found.code == "config.conflict"
+    assert "fallback_chain" in str(found.notes)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sbctl.runtime.gateway.accounting import estimated_tokens, used_tokens
 from sbctl.runtime.gateway.asked import Asked, read_asked
 from sbctl.runtime.gateway.events import Usage
 from sbctl.runtime.gateway.fallback import disallows_training, is_our_fault, stand_ins
-from sbctl.trust.bundle import ExternalMember, OriginMember
+from sbctl.trust.bundle import ExternalMember, LocalStandIn, OriginMember
 
 
 def _asked(**more: Any) -> Asked:
@@ -53,10 +53,13 @@ def test_who_stands_in_is_in_order_and_keeps_what_the_caller_asks_for() -> None:
         ExternalMember(name=name, base_url="https://a.example/v1", models={model: "x"}, no_prompt_training=kept)
         for name, model, kept in (("one", "m", False), ("two", "m", True), ("other", "n", True))
     )
-    origin = OriginMember(models={"m": "q", "n": "q"}, externals=(one, two, other))
+    origin = OriginMember(models={"m": "q", "n": "q"}, stand_ins=(one, two, other))
     assert stand_ins(origin, "m", no_training=False) == (one, two)
     assert stand_ins(origin, "m", no_training=True) == (two,)
     assert stand_ins(origin, "unknown", no_training=False) == ()
+    local = LocalStandIn(name="spare", deployment="s", models=("m",))
+    chained = origin.model_copy(update={"stand_ins": (one, local, two)})
+    assert stand_ins(chained, "m", no_training=True) == (local, two), "what stays on the host trains nobody"
 
 
 @pytest.mark.parametrize(
