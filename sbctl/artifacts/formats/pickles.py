@@ -7,6 +7,7 @@ filled in. Names that are put together at run time, objects of classes, extensio
 
 from __future__ import annotations
 
+import errno
 import os
 import pickletools
 import stat
@@ -98,7 +99,9 @@ def check_tensors_only(path: Path, name: str) -> None:
                 _check_row(file, name)
             else:
                 raise _refused(name, "is packed in a way that PyTorch's checkpoints are not")
-        except _DAMAGED as error:
+        except (*_DAMAGED, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise  # the disk's, not the file's, which may send a reader before its beginning
             raise _refused(name, "is a damaged checkpoint, or made to mislead") from error
 
 
