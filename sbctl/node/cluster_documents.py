@@ -1,4 +1,4 @@
-"""What nodes of a cluster say to each other: snapshots, assignments, plans, leases and dispatches. Payloads only.
+"""What nodes of a cluster say to each other: snapshots, assignments, leases and dispatches; the whole plan is in `placement_document`. Payloads only.
 
 Field names as in SBproxy's model directory, placement and model plane. Every document travels signed (`sbctl.trust`):
 the DSSE payload type beside each model is part of what is signed, so a document of one kind never passes as one of another.
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from sbctl.artifacts.model import Digest
 from sbctl.base.field_types import Id, LabelKey, LabelValue
-from sbctl.base.limits import JSON_INT_MAX, KIB, MIB
+from sbctl.base.limits import JSON_INT_MAX, KIB
 
 __all__ = [
     "ASSIGNMENT_MAX_BYTES",
@@ -30,8 +30,6 @@ __all__ = [
     "DISPATCH_PAYLOAD_TYPE",
     "LEASE_MAX_BYTES",
     "LEASE_PAYLOAD_TYPE",
-    "PLACEMENT_MAX_BYTES",
-    "PLACEMENT_PAYLOAD_TYPE",
     "SNAPSHOT_MAX_BYTES",
     "SNAPSHOT_PAYLOAD_TYPE",
     "AcceleratorName",
@@ -45,54 +43,64 @@ __all__ = [
     "ClusterDocument",
     "ClusterNode",
     "ClusterRole",
+    "Count",
     "DeviceReport",
     "DispatchEnvelope",
+    "DocumentPart",
     "EngineName",
     "EngineReport",
     "HealthReport",
     "LeaseDocument",
-    "LostNode",
+    "LeaseHolderDocument",
+    "Millis",
     "NodeSnapshotDocument",
-    "PlacedDeployment",
-    "PlacedReplica",
-    "PlacementDocument",
+    "Number",
     "ReasonCode",
-    "Rejection",
     "ReplicaPhase",
     "ReplicaReport",
     "RolloutPhase",
-    "RolloutState",
+    "ShortText",
 ]
 
 SNAPSHOT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.node-snapshot.v1+json"
 ASSIGNMENT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.assignment.v1+json"
-PLACEMENT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.placement.v1+json"
 LEASE_PAYLOAD_TYPE: Final = "application/vnd.sbctl.lease.v1+json"
 DISPATCH_PAYLOAD_TYPE: Final = "application/vnd.sbctl.dispatch.v1+json"
 
 SNAPSHOT_MAX_BYTES: Final = 512 * KIB
 ASSIGNMENT_MAX_BYTES: Final = 512 * KIB
-PLACEMENT_MAX_BYTES: Final = 4 * MIB
 LEASE_MAX_BYTES: Final = 4 * KIB
 DISPATCH_MAX_BYTES: Final = 64 * KIB
 
 ClusterRole = Literal["gateway", "worker", "authority"]
 ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
-_Text = Annotated[str, StringConstraints(max_length=256)]
-_Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
-_Number = Annotated[int, Field(ge=1, le=JSON_INT_MAX)]
-_Millis = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
-_Permille = Annotated[int, Field(ge=0, le=1000)]
+ShortText = Annotated[str, StringConstraints(max_length=256)]
+Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
+Number = Annotated[int, Field(ge=1, le=JSON_INT_MAX)]
+Millis = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
+Permille = Annotated[int, Field(ge=0, le=1000)]
 EngineName = Literal["llama_cpp", "vllm", "sglang", "mistralrs"]
 AcceleratorName = Literal["cpu", "cuda", "vulkan", "metal", "rocm"]
+RolloutPhase = Literal[
+    "stable",
+    "starting",
+    "waiting_for_readiness",
+    "making_room",
+    "no_room",
+    "draining_prior",
+    "timed_out",
+    "restoring",
+    "restored",
+]
+"""Meanings: `sbctl.placement.rollout`."""
 ReplicaPhase = Literal["configured", "assigned", "cached", "preparing", "ready", "draining", "stopped", "failed"]
 
 
-class _Part(BaseModel):
+class DocumentPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, defer_build=True)
 
 
-class ClusterDocument(_Part):
+class ClusterDocument(DocumentPart):
     """What all of them say about themselves: in which cluster, and at which identity and start of its process the signer stood.
 
     `boot_epoch` grows by one with every start of the signer's runtime.
@@ -100,8 +108,8 @@ class ClusterDocument(_Part):
 
     schema_version: Literal[1] = 1
     cluster_id: Id
-    identity_epoch: _Number
-    boot_epoch: _Number
+    identity_epoch: Number
+    boot_epoch: Number
 
     @property
     def signer(self) -> str:
@@ -109,18 +117,18 @@ class ClusterDocument(_Part):
         raise NotImplementedError
 
 
-class BundleMark(_Part):
+class BundleMark(DocumentPart):
     """Which bundle somebody stands at."""
 
-    key_epoch: _Count = 0
-    revision: _Number
+    key_epoch: Count = 0
+    revision: Number
     content_digest: Digest
 
 
 # --- node snapshot
 
 
-class ClusterNode(_Part):
+class ClusterNode(DocumentPart):
     """Who the node is: equal to the claims of its certificate. `peer_address`: `host:port` of its peer plane; None for who has none."""
 
     node_id: Id
@@ -129,7 +137,7 @@ class ClusterNode(_Part):
     peer_address: Annotated[str, StringConstraints(min_length=3, max_length=262)] | None = None
 
 
-class HealthReport(_Part):
+class HealthReport(DocumentPart):
     """`draining`: taken out of service by an operator or an apply; it keeps what it has and gets nothing new."""
 
     state: Literal["ready", "degraded", "unhealthy"]
@@ -138,7 +146,7 @@ class HealthReport(_Part):
     draining: bool = False
 
 
-class EngineReport(_Part):
+class EngineReport(DocumentPart):
     """One engine build that the node could run. `launch` and `version` as the bundle's engine policy names them."""
 
     engine: EngineName
@@ -150,71 +158,71 @@ class EngineReport(_Part):
     reason_code: ReasonCode | None = None
 
 
-class DeviceReport(_Part):
+class DeviceReport(DocumentPart):
     """One accelerator. Totals are static facts; the rest is of the moment and never decides a placement."""
 
     index: Annotated[int, Field(ge=0, le=4095)]
     vendor: Annotated[str, StringConstraints(max_length=64)] = ""
     accelerator: AcceleratorName
     name: Annotated[str, StringConstraints(max_length=128)] = ""
-    total_memory_bytes: _Count
-    available_memory_bytes: _Count
+    total_memory_bytes: Count
+    available_memory_bytes: Count
     compute_capability: Annotated[str, StringConstraints(max_length=16)] | None = None
     supports_fp8: bool = False
-    compute_utilization_millis: _Permille | None = None
-    memory_occupancy_millis: _Permille | None = None
+    compute_utilization_millis: Permille | None = None
+    memory_occupancy_millis: Permille | None = None
 
 
-class ArtifactReport(_Part):
+class ArtifactReport(DocumentPart):
     artifact_digest: Digest
-    model: _Text
-    variant: _Text
+    model: ShortText
+    variant: ShortText
     state: Literal["missing", "partial", "ready", "corrupt"]
-    completed_bytes: _Count = 0
-    total_bytes: _Count = 0
-    last_accessed_unix_ms: _Millis | None = None
+    completed_bytes: Count = 0
+    total_bytes: Count = 0
+    last_accessed_unix_ms: Millis | None = None
     reason_code: ReasonCode | None = None
 
 
-class ReplicaReport(_Part):
+class ReplicaReport(DocumentPart):
     """One engine process, or the place where one should be. `slot`: which of the deployment's replicas in the cluster it is;
     None while the node runs it by a bundle of its own. `member_digest`: of the member that it was started from."""
 
     deployment: Id
-    deployment_generation: _Count
+    deployment_generation: Count
     slot: Annotated[int, Field(ge=0, le=1023)] | None = None
-    model: _Text
-    variant: _Text
+    model: ShortText
+    variant: ShortText
     engine: EngineName
     state: ReplicaPhase
     artifact_digest: Digest
     member_digest: Digest | None = None
     selected_devices: tuple[int, ...] = Field(default=(), max_length=64)
-    reserved_memory_bytes: _Count = 0
-    active_requests: _Count = 0
-    queue_depth: _Count = 0
-    adapters: tuple[_Text, ...] = Field(default=(), max_length=64)
+    reserved_memory_bytes: Count = 0
+    active_requests: Count = 0
+    queue_depth: Count = 0
+    adapters: tuple[ShortText, ...] = Field(default=(), max_length=64)
     reason_code: ReasonCode | None = None
 
 
-class CapacityReport(_Part):
+class CapacityReport(DocumentPart):
     """What the node has, not what is free now: placement weighs by it, so that a rank never drifts with load.
 
     `memory_bytes`: main memory that engines may use; `device_memory_bytes`: of all accelerators together.
     """
 
-    memory_bytes: _Count
-    device_memory_bytes: _Count = 0
-    cpu_count: _Count = 0
-    cache_bytes: _Count = 0
+    memory_bytes: Count
+    device_memory_bytes: Count = 0
+    cpu_count: Count = 0
+    cache_bytes: Count = 0
     """Of the disk that holds the model cache."""
 
 
-class AssignmentMark(_Part):
+class AssignmentMark(DocumentPart):
     """The newest assignment that the node verified, and how far it got with it. `reason_code`: why it is `failed`."""
 
-    lease_epoch: _Number
-    counter: _Number
+    lease_epoch: Number
+    counter: Number
     state: Literal["accepted", "prepared", "ready", "failed"]
     reason_code: ReasonCode | None = None
 
@@ -223,10 +231,10 @@ class NodeSnapshotDocument(ClusterDocument):
     """What a node has and does, by its own word. It counts until `expires_at_unix_ms`."""
 
     node: ClusterNode
-    counter: _Number
+    counter: Number
     """Grows with every snapshot of one boot epoch."""
-    published_at_unix_ms: _Millis
-    expires_at_unix_ms: _Millis
+    published_at_unix_ms: Millis
+    expires_at_unix_ms: Millis
     health: HealthReport
     capacity: CapacityReport
     engines: tuple[EngineReport, ...] = Field(default=(), max_length=16)
@@ -238,7 +246,7 @@ class NodeSnapshotDocument(ClusterDocument):
     assignment: AssignmentMark | None = None
     authority_stale: bool = False
     """Nothing of an authority reached the node for so long that it takes no new placement."""
-    revocations_revision: _Count = 0
+    revocations_revision: Count = 0
     """Of the revocation list that it applies."""
 
     @property
@@ -249,40 +257,40 @@ class NodeSnapshotDocument(ClusterDocument):
 # --- assignment
 
 
-class AssignedReplica(_Part):
+class AssignedReplica(DocumentPart):
     """One engine to run: which of the deployment's replicas, on which devices (indexes; none: main memory), with how much memory."""
 
     slot: Annotated[int, Field(ge=0, le=1023)]
     devices: tuple[Annotated[int, Field(ge=0, le=4095)], ...] = Field(default=(), max_length=64)
-    memory_bytes: _Count = 0
+    memory_bytes: Count = 0
 
 
-class AssignedDeployment(_Part):
+class AssignedDeployment(DocumentPart):
     """What the node must do for one generation of a deployment.
 
     `start`   run these replicas of this generation (what serves already keeps serving)
     `retain`  keep serving what it serves of this generation, take nothing down, start nothing
     `drain`   finish what runs, by `handoff_deadline_unix_ms` at the latest, then stop
 
-    `member_digest`: of the member that the bundle and this assignment project to; a node that computes another refuses.
+    `member_digest`: of one replica of the member that the bundle and this assignment project to; a node that computes another refuses.
     """
 
-    generation: _Number
+    generation: Number
     phase: Literal["start", "retain", "drain"]
-    variant: _Text
+    variant: ShortText
     artifact_digest: Digest
     member_digest: Digest
     replicas: tuple[AssignedReplica, ...] = Field(default=(), max_length=64)
-    handoff_deadline_unix_ms: _Millis | None = None
+    handoff_deadline_unix_ms: Millis | None = None
 
 
-class _LeaseHolders(ClusterDocument):
+class LeaseHolderDocument(ClusterDocument):
     """Documents of the lease-holder: a higher lease epoch is newer, in one epoch a higher counter."""
 
-    lease_epoch: _Number
+    lease_epoch: Number
     lease_holder: Id
-    counter: _Number
-    issued_at_unix_ms: _Millis
+    counter: Number
+    issued_at_unix_ms: Millis
     bundle: BundleMark
     """What was placed."""
 
@@ -291,7 +299,7 @@ class _LeaseHolders(ClusterDocument):
         return self.lease_holder
 
 
-class AssignmentDocument(_LeaseHolders):
+class AssignmentDocument(LeaseHolderDocument):
     """All that one node must run. What is not in it is not this node's any more: it drains.
 
     While a deployment is handed over, a node may have several generations of it: one to start, others to retain or to drain.
@@ -313,103 +321,6 @@ class AssignmentDocument(_LeaseHolders):
         return self
 
 
-# --- placement plan
-
-
-class PlacedReplica(_Part):
-    """`host_memory_bytes` and `device_memory_bytes` (on each of `devices`) are the room that it holds. `deadline_unix_ms`: of what is
-    retained or draining."""
-
-    slot: Annotated[int, Field(ge=0, le=1023)]
-    node_id: Id
-    generation: _Number
-    variant: _Text
-    artifact_digest: Digest
-    member_digest: Digest
-    engine: EngineName
-    accelerator: AcceleratorName
-    devices: tuple[int, ...] = Field(default=(), max_length=64)
-    host_memory_bytes: _Count = 0
-    device_memory_bytes: _Count = 0
-    deadline_unix_ms: _Millis | None = None
-    artifact_cached: bool = False
-    failure_domains: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=8)
-
-
-class Rejection(_Part):
-    """Why a node did not get a replica: a stable reason, for which variant, and its facts: what was short by how much."""
-
-    reason: ReasonCode
-    variant: _Text = ""
-    facts: dict[ReasonCode, _Count | _Text] = Field(default_factory=dict, max_length=8)
-
-
-RolloutPhase = Literal[
-    "stable",
-    "starting",
-    "waiting_for_readiness",
-    "making_room",
-    "no_room",
-    "draining_prior",
-    "timed_out",
-    "restoring",
-    "restored",
-]
-"""Meanings: `sbctl.placement.rollout`."""
-
-
-class RolloutState(_Part):
-    """How far a generation is. `since_unix_ms`: when it began."""
-
-    phase: RolloutPhase
-    target_ready: bool
-    timed_out: bool = False
-    since_unix_ms: _Millis = 0
-    handoff_deadline_unix_ms: _Millis | None = None
-
-
-class PlacedDeployment(_Part):
-    """One deployment in the plan. `member_digest` is of the whole cluster's member, the only thing a generation depends on."""
-
-    model: _Text
-    member_digest: Digest
-    generation: _Number
-    desired_replicas: Annotated[int, Field(ge=0, le=1024)]
-    assignments: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
-    retained: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
-    draining: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
-    fallback: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
-    """Of a generation that was taken down for this one: started again when this one cannot be brought up."""
-    unplaced_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
-    rejections: dict[Id, Rejection] = Field(default_factory=dict, max_length=1024)
-    rejections_left_out: _Count = 0
-    """Nodes whose refusal was left out to keep the document small."""
-    rollout: RolloutState
-
-
-class LostNode(_Part):
-    """A node that is not heard of. `lost`: its replicas are placed elsewhere; `unreachable`: not yet."""
-
-    state: Literal["unreachable", "lost"]
-    since_unix_ms: _Millis
-
-
-class PlacementDocument(_LeaseHolders):
-    """The whole plan, as the next lease-holder takes it over and as status shows it."""
-
-    directory_digest: Digest
-    deployments: dict[Id, PlacedDeployment] = Field(max_length=1024)
-    lost_nodes: dict[Id, LostNode] = Field(default_factory=dict, max_length=4096)
-    brake: _Text = ""
-    """Why nothing is moved although nodes are lost; empty: it is not on."""
-    settled_nodes: tuple[Id, ...] = Field(default=(), max_length=4096)
-    """Nodes that are no newcomers: what they should take over on joining was moved to them."""
-    high_waters: dict[Id, _Number] = Field(default_factory=dict, max_length=4096)
-    """The highest generation of each deployment that was ever given out, also of those that are gone."""
-    generation_floor: _Count = 0
-    """No deployment that is not in `high_waters` had a higher generation."""
-
-
 # --- lease
 
 
@@ -417,10 +328,10 @@ class LeaseDocument(ClusterDocument):
     """Who computes placement. `epoch` grows with every taking, `renewal` while one holder keeps it."""
 
     holder: Id
-    epoch: _Number
-    renewal: _Count = 0
-    acquired_at_unix_ms: _Millis
-    renewed_at_unix_ms: _Millis
+    epoch: Number
+    renewal: Count = 0
+    acquired_at_unix_ms: Millis
+    renewed_at_unix_ms: Millis
     ttl_secs: Annotated[int, Field(ge=1, le=3600)]
 
     @property
@@ -444,17 +355,17 @@ class DispatchEnvelope(ClusterDocument):
     issuer_node_id: Id
     issuer_certificate_sha256: Digest
     audience_node_id: Id
-    audience_boot_epoch: _Number
+    audience_boot_epoch: Number
     request_id: _Ref
     nonce: Annotated[str, StringConstraints(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9_-]+\z")]
-    issued_at_unix_ms: _Millis
-    expires_at_unix_ms: _Millis
+    issued_at_unix_ms: Millis
+    expires_at_unix_ms: Millis
     hop_count: Annotated[int, Field(ge=0, le=255)] = 1
     tenant_id: _Ref | None = None
     governed_key_id: _Ref | None = None
     policy_revision: _Ref
     deployment: Id
-    deployment_generation: _Number
+    deployment_generation: Number
     logical_model: _Ref
     priority: Literal["interactive", "standard", "batch"]
     method: Literal["POST"] = "POST"

@@ -16,7 +16,8 @@ from typing import Final
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import RefusedError
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S
-from sbctl.node.cluster_documents import AssignmentDocument, BundleMark, LeaseDocument, PlacementDocument
+from sbctl.node.cluster_documents import AssignmentDocument, BundleMark, LeaseDocument
+from sbctl.node.placement_document import PlacementDocument
 from sbctl.trust.peer_documents import VerifiedDocument
 from sbctl.trust.peer_kinds import moment_of
 

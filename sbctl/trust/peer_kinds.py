@@ -17,8 +17,6 @@ from sbctl.node.cluster_documents import (
     DISPATCH_PAYLOAD_TYPE,
     LEASE_MAX_BYTES,
     LEASE_PAYLOAD_TYPE,
-    PLACEMENT_MAX_BYTES,
-    PLACEMENT_PAYLOAD_TYPE,
     SNAPSHOT_MAX_BYTES,
     SNAPSHOT_PAYLOAD_TYPE,
     AssignmentDocument,
@@ -27,8 +25,8 @@ from sbctl.node.cluster_documents import (
     DispatchEnvelope,
     LeaseDocument,
     NodeSnapshotDocument,
-    PlacementDocument,
 )
+from sbctl.node.placement_document import PLACEMENT_MAX_BYTES, PLACEMENT_PAYLOAD_TYPE, PlacementDocument
 
 __all__ = ["ASSIGNMENT", "DISPATCH", "LEASE", "PLACEMENT", "SNAPSHOT", "DocumentKind", "check_moments", "moment_of"]
 
