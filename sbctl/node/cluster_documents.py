@@ -219,7 +219,8 @@ class CapacityReport(DocumentPart):
 
 
 class AssignmentMark(DocumentPart):
-    """The newest assignment that the node verified, and how far it got with it. `reason_code`: why it is `failed`."""
+    """The newest assignment that the node obeys, and how far it got with it: from `accepted` on, nothing that it does not name is started,
+    and the snapshot's replicas show what is still there. `reason_code`: why it is `failed`."""
 
     lease_epoch: Number
     counter: Number
@@ -313,7 +314,7 @@ class AssignmentDocument(LeaseHolderDocument):
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
         for name, parts in self.deployments.items():
-            if sum(part.phase == "start" for part in parts) > 1:
+            if len({part.generation for part in parts if part.phase == "start"}) > 1:
                 raise ValueError(f"{name}: two generations to start on one node")
             slots = [(part.generation, replica.slot) for part in parts for replica in part.replicas]
             if len(slots) != len(set(slots)):
