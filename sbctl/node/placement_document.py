@@ -53,6 +53,8 @@ class PlacedReplica(DocumentPart):
     host_memory_bytes: Count = 0
     device_memory_bytes: Count = 0
     deadline_unix_ms: Millis | None = None
+    drained_at: tuple[Count, Count] | None = None
+    """Of what is draining: lease epoch and counter of the first assignment that said so."""
     artifact_cached: bool = False
     failure_domains: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=8)
 
@@ -73,6 +75,8 @@ class RolloutState(DocumentPart):
     timed_out: bool = False
     since_unix_ms: Millis = 0
     handoff_deadline_unix_ms: Millis | None = None
+    waiting_slots: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = Field(default=(), max_length=1024)
+    """Replicas that are assigned to nobody yet, since an engine that they replace may be alive."""
 
 
 class PlacedDeployment(DocumentPart):
