@@ -1,0 +1,274 @@
+"""Placement's nouns as the documents of a cluster, and back: what comes out of `plan_of` is what went into `plan_document`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypedDict
+
+from sbctl.node.cluster_documents import (
+    AssignedDeployment,
+    AssignedReplica,
+    AssignmentDocument,
+    BundleMark,
+    NodeSnapshotDocument,
+)
+from sbctl.node.placement_document import (
+    LostNode,
+    PlacedDeployment,
+    PlacedReplica,
+    PlacementDocument,
+    Rejection,
+    RolloutState,
+)
+from sbctl.placement.assignments import Assignment
+from sbctl.placement.explain import brake_text
+from sbctl.placement.model import (
+    NO_MARK,
+    ClusterView,
+    DeploymentPlacement,
+    Device,
+    EngineOffer,
+    Held,
+    Loss,
+    Mark,
+    Node,
+    ObservedReplica,
+    Place,
+    PlacementPlan,
+    Refusal,
+    Rollout,
+)
+
+__all__ = ["EVACUATES", "REJECTIONS_MAX", "Head", "assignment_document", "node_of", "plan_document", "plan_of"]
+
+REJECTIONS_MAX: Final = 64
+"""Refusals of one deployment that a document carries."""
+EVACUATES: Final = "drained_by_operator"
+"""Reason code of a node that was taken out for good: what it runs is placed elsewhere. Any other drain is short: it keeps what it has."""
+
+
+class Head(TypedDict):
+    """What all documents of a lease-holder begin with."""
+
+    cluster_id: str
+    identity_epoch: int
+    boot_epoch: int
+    lease_epoch: int
+    lease_holder: str
+    counter: int
+    issued_at_unix_ms: int
+    bundle: BundleMark
+
+
+def node_of(snapshot: NodeSnapshotDocument, *, heard_at_ms: int, exclusion: str = "") -> Node:
+    """A node by its verified snapshot. `exclusion`: the directory's reason to offer it nothing new."""
+    health, mark = snapshot.health, snapshot.assignment
+    return Node(
+        node_id=snapshot.node.node_id,
+        heard_at_ms=heard_at_ms,
+        is_worker="worker" in snapshot.node.roles,
+        labels=dict(snapshot.node.labels),
+        has_endpoint=snapshot.node.peer_address is not None and health.peer_plane != "unavailable",
+        health=health.state,
+        health_reasons=health.reason_codes,
+        exclusion=exclusion or ("authority_stale" if snapshot.authority_stale else ""),
+        drain=("evacuate" if EVACUATES in health.reason_codes else "cordon") if health.draining else "",
+        memory_bytes=snapshot.capacity.memory_bytes,
+        devices=tuple(Device(d.index, d.accelerator, d.total_memory_bytes, d.name) for d in snapshot.devices),
+        engines=tuple(
+            EngineOffer(
+                engine=offer.engine,
+                version=offer.version,
+                launch=offer.launch,
+                usable=offer.availability in {"available", "acquirable"},
+                accelerators=frozenset(offer.accelerators),
+                formats=frozenset(offer.artifact_formats),
+                reason_code=offer.reason_code or "",
+            )
+            for offer in snapshot.engines
+        ),
+        ready_artifacts=frozenset(one.artifact_digest for one in snapshot.artifacts if one.state == "ready"),
+        replicas=tuple(_observed(snapshot)),
+        acknowledged=(mark.lease_epoch, mark.counter) if mark is not None else NO_MARK,
+    )
+
+
+def _observed(snapshot: NodeSnapshotDocument) -> Iterable[ObservedReplica]:
+    for told in snapshot.replicas:
+        yield ObservedReplica(
+            deployment=told.deployment,
+            generation=told.deployment_generation,
+            variant=told.variant,
+            artifact_digest=told.artifact_digest,
+            state=told.state,
+            engine=told.engine,
+            slot=told.slot,
+            member_digest=told.member_digest or "",
+            devices=told.selected_devices,
+            reserved_bytes=told.reserved_memory_bytes,
+        )
+
+
+def assignment_document(node_id: str, parts: Iterable[Assignment], head: Head) -> AssignmentDocument:
+    deployments: dict[str, list[AssignedDeployment]] = {}
+    for part in parts:
+        replicas = tuple(
+            AssignedReplica(
+                slot=place.slot,
+                devices=place.devices,
+                memory_bytes=place.host_bytes + place.device_bytes * len(place.devices),
+            )
+            for place in part.places
+        )
+        assigned = AssignedDeployment(
+            generation=part.generation,
+            phase=part.phase,
+            variant=part.variant,
+            artifact_digest=part.artifact_digest,
+            member_digest=part.member_digest,
+            replicas=replicas,
+            handoff_deadline_unix_ms=part.deadline_ms,
+        )
+        deployments.setdefault(part.deployment, []).append(assigned)
+    found = {name: tuple(several) for name, several in sorted(deployments.items())}
+    return AssignmentDocument(**head, node_id=node_id, deployments=found)
+
+
+# --- the plan, out
+
+
+def plan_document(
+    plan: PlacementPlan,
+    view: ClusterView,
+    head: Head,
+    *,
+    directory_digest: str,
+    spread_by: Mapping[str, tuple[str, ...]],
+) -> PlacementDocument:
+    """`spread_by`: of each deployment, the labels whose values status shows."""
+    deployments = {name: _placed(one, view, spread_by.get(name, ())) for name, one in sorted(plan.deployments.items())}
+    losses = {name: LostNode(state=loss.state, since_unix_ms=loss.since_ms) for name, loss in plan.losses.items()}
+    return PlacementDocument(
+        **head,
+        directory_digest=directory_digest,
+        deployments=deployments,
+        lost_nodes=losses,
+        brake=brake_text(plan.brake) if plan.brake else "",
+        settled_nodes=tuple(sorted(plan.settled)),
+        high_waters=dict(sorted(plan.high_waters.items())),
+        generation_floor=plan.generation_floor,
+    )
+
+
+def _placed(one: DeploymentPlacement, view: ClusterView, spread_by: tuple[str, ...]) -> PlacedDeployment:
+    shown = sorted(one.refusals.items())[:REJECTIONS_MAX]
+    rollout = one.rollout
+    return PlacedDeployment(
+        model=one.model,
+        member_digest=one.digest,
+        generation=one.generation,
+        desired_replicas=one.desired,
+        assignments=tuple(_replica(place, view, spread_by) for place in one.target),
+        retained=tuple(_replica(h.place, view, spread_by, h) for h in one.held if not h.draining),
+        draining=tuple(_replica(h.place, view, spread_by, h) for h in one.held if h.draining),
+        fallback=tuple(_replica(place, view, spread_by) for place in one.fallback),
+        unplaced_replicas=one.unplaced,
+        rejections={name: _rejection(refusal) for name, refusal in shown},
+        rejections_left_out=len(one.refusals) - len(shown),
+        rollout=RolloutState(
+            phase=rollout.phase,
+            target_ready=rollout.target_ready,
+            timed_out=rollout.timed_out,
+            since_unix_ms=rollout.since_ms,
+            handoff_deadline_unix_ms=rollout.deadline_ms,
+            waiting_slots=tuple(sorted(rollout.waiting_slots)),
+        ),
+    )
+
+
+def _replica(place: Place, view: ClusterView, spread_by: tuple[str, ...], held: Held | None = None) -> PlacedReplica:
+    node = view.nodes.get(place.node_id)
+    return PlacedReplica(
+        slot=place.slot,
+        node_id=place.node_id,
+        generation=place.generation,
+        variant=place.variant,
+        artifact_digest=place.artifact_digest,
+        member_digest=place.member_digest,
+        engine=place.engine,
+        accelerator=place.accelerator,
+        devices=place.devices,
+        host_memory_bytes=place.host_bytes,
+        device_memory_bytes=place.device_bytes,
+        artifact_cached=node is not None and place.artifact_digest in node.ready_artifacts,
+        failure_domains={label: node.labels[label] for label in spread_by if label in node.labels} if node else {},
+        deadline_unix_ms=held.deadline_ms if held else None,
+        drained_at=held.drained_at if held and held.draining else None,
+    )
+
+
+def _rejection(refusal: Refusal) -> Rejection:
+    facts = {name: value if isinstance(value, int) else value[:256] for name, value in refusal.facts}
+    return Rejection(reason=refusal.reason, variant=refusal.variant[:256], facts=facts)
+
+
+# --- the plan, in
+
+
+def plan_of(document: PlacementDocument) -> PlacementPlan:
+    """What the next evaluation starts from. Refusals stay behind: each evaluation makes its own."""
+    return PlacementPlan(
+        deployments={name: _deployment(name, one) for name, one in document.deployments.items()},
+        losses={name: Loss(lost.state, lost.since_unix_ms) for name, lost in document.lost_nodes.items()},
+        settled=frozenset(document.settled_nodes),
+        high_waters=dict(document.high_waters),
+        generation_floor=document.generation_floor,
+    )
+
+
+def _deployment(name: str, one: PlacedDeployment) -> DeploymentPlacement:
+    rollout = one.rollout
+    return DeploymentPlacement(
+        deployment=name,
+        digest=one.member_digest,
+        generation=one.generation,
+        desired=one.desired_replicas,
+        model=one.model,
+        target=tuple(_place(replica) for replica in one.assignments),
+        held=(
+            *(Held(_place(replica), deadline_ms=replica.deadline_unix_ms) for replica in one.retained),
+            *(
+                Held(_place(r), draining=True, deadline_ms=r.deadline_unix_ms, drained_at=_mark(r.drained_at))
+                for r in one.draining
+            ),
+        ),
+        fallback=tuple(_place(replica) for replica in one.fallback),
+        rollout=Rollout(
+            phase=rollout.phase,
+            target_ready=rollout.target_ready,
+            timed_out=rollout.timed_out,
+            since_ms=rollout.since_unix_ms,
+            deadline_ms=rollout.handoff_deadline_unix_ms,
+            waiting_slots=frozenset(rollout.waiting_slots),
+        ),
+    )
+
+
+def _place(replica: PlacedReplica) -> Place:
+    return Place(
+        slot=replica.slot,
+        node_id=replica.node_id,
+        generation=replica.generation,
+        variant=replica.variant,
+        artifact_digest=replica.artifact_digest,
+        member_digest=replica.member_digest,
+        engine=replica.engine,
+        accelerator=replica.accelerator,
+        devices=replica.devices,
+        host_bytes=replica.host_memory_bytes,
+        device_bytes=replica.device_memory_bytes,
+    )
+
+
+def _mark(told: tuple[int, int] | None) -> Mark:
+    return told or NO_MARK

@@ -1,0 +1,315 @@
+"""The nouns of placement: what the nodes have, what is asked for, and the plan that joins the two.
+
+A *way* is one manner of running one replica: a variant on an accelerator, with the room that it takes. A *slot* is one of a deployment's
+replicas, numbered over the whole cluster. A *place* is where the engine of one slot of one generation runs. Times are milliseconds since
+1970; room is bytes. `mark` is (lease epoch, counter) of an evaluation: it numbers what the lease-holder said, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from sbctl.node.cluster_documents import AcceleratorName, EngineName, ReplicaPhase, RolloutPhase
+
+__all__ = [
+    "NO_MARK",
+    "Brake",
+    "ClusterView",
+    "DeploymentDemand",
+    "DeploymentPlacement",
+    "Device",
+    "EngineOffer",
+    "Fact",
+    "Held",
+    "Loss",
+    "Mark",
+    "Node",
+    "ObservedReplica",
+    "Place",
+    "PlacementPlan",
+    "PlacementPolicy",
+    "Refusal",
+    "RefusalReason",
+    "Rollout",
+    "Way",
+]
+
+Mark = tuple[int, int]
+NO_MARK: Final[Mark] = (0, 0)
+Fact = str | int
+
+
+# --- what the nodes have
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator. Devices with the same name and size may serve one replica together."""
+
+    index: int
+    accelerator: AcceleratorName
+    total_bytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOffer:
+    """An engine that a node has or can get. `formats` and `accelerators` empty: it did not tell, so nothing is refused for them."""
+
+    engine: EngineName
+    version: str | None = None
+    launch: str = ""
+    usable: bool = True
+    accelerators: frozenset[AcceleratorName] = frozenset()
+    formats: frozenset[str] = frozenset()
+    reason_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedReplica:
+    """What a node says of one engine. `slot` None: it runs by a bundle of the node's own. `member_digest` empty: not told."""
+
+    deployment: str
+    generation: int
+    variant: str
+    artifact_digest: str
+    state: ReplicaPhase
+    engine: EngineName = "llama_cpp"
+    slot: int | None = None
+    member_digest: str = ""
+    devices: tuple[int, ...] = ()
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node by its last verified snapshot. `heard_at_ms`: when this reader received it, by the reader's clock.
+
+    `exclusion`: why the directory offers it nothing new; empty when it may. `drain` `cordon`: it keeps what it has and gets nothing new;
+    `evacuate`: what it has is placed elsewhere too. `acknowledged`: the newest assignment that it obeys, which its replicas already show.
+    """
+
+    node_id: str
+    heard_at_ms: int = 0
+    is_worker: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+    has_endpoint: bool = True
+    health: Literal["ready", "degraded", "unhealthy"] = "ready"
+    health_reasons: tuple[str, ...] = ()
+    exclusion: str = ""
+    drain: Literal["", "cordon", "evacuate"] = ""
+    memory_bytes: int = 0
+    devices: tuple[Device, ...] = ()
+    engines: tuple[EngineOffer, ...] = ()
+    ready_artifacts: frozenset[str] = frozenset()
+    replicas: tuple[ObservedReplica, ...] = ()
+    acknowledged: Mark = NO_MARK
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One directory at one moment. `watching_since_ms`: when its reader began; silence is not counted from before.
+
+    `removed`: node ids that an operator took out of the cluster; nobody waits for them.
+    """
+
+    nodes: Mapping[str, Node]
+    watching_since_ms: int = 0
+    removed: frozenset[str] = frozenset()
+
+
+# --- what is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one replica may run: `host_bytes` of main memory, and `device_bytes` on each of `devices` equal accelerators.
+
+    `artifacts`: all weights it needs. `engine_version` None: any. `member_digest`: of the member that a worker makes of it.
+    """
+
+    variant: str
+    artifact_digest: str
+    member_digest: str
+    engine: EngineName
+    host_bytes: int
+    accelerator: AcceleratorName = "cpu"
+    devices: int = 0
+    device_bytes: int = 0
+    engine_version: str | None = None
+    launch: str = ""
+    artifact_format: str = ""
+    artifacts: tuple[str, ...] = ()
+
+    @property
+    def wanted_artifacts(self) -> tuple[str, ...]:
+        return self.artifacts or (self.artifact_digest,)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentDemand:
+    """One deployment of the bundle. `ways`: in order of preference. `digest`: of all that a generation depends on."""
+
+    deployment: str
+    digest: str
+    ways: tuple[Way, ...]
+    replicas: int = 1
+    model: str = ""
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    spread_by: tuple[str, ...] = ()
+    pull: Literal["on_boot", "on_demand", "manual"] = "on_demand"
+    warm: bool = True
+    rollout: Literal["rolling", "recreate"] = "rolling"
+    handoff_timeout_ms: int = 900_000
+    drain_timeout_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """Bounds of the controller.
+
+    `unreachable_after_ms`, `lost_after_ms`: of silence. `brake_percent`: so much of the workers may be silent, or lost within
+    `brake_window_ms`, before nobody is declared lost any more; one always may. `weights_factor`: so many times its size counts a node that
+    has the weights. `moves_max`: replicas that may be on their way to newcomers at a time, none of which had to move.
+    """
+
+    unreachable_after_ms: int = 30_000
+    lost_after_ms: int = 120_000
+    brake_percent: int = 40
+    brake_window_ms: int = 600_000
+    weights_factor: float = 2.0
+    moves_max: int = 16
+
+
+# --- refusals
+
+RefusalReason = Literal[
+    "not_worker",
+    "node_lost",
+    "node_unreachable",
+    "node_excluded",
+    "node_unhealthy",
+    "node_draining",
+    "required_labels",
+    "missing_endpoint",
+    "no_capacity",
+    "variant_incompatible",
+    "accelerator_incompatible",
+    "insufficient_memory",
+    "engine_unavailable",
+    "artifact_not_ready",
+    "no_room",
+]
+"""In the order of the filters: a node is refused for the last one that it reached with any of the ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node gets no replica. `facts` hold what was short by how much; `placement.explain` puts them into words."""
+
+    reason: RefusalReason
+    variant: str = ""
+    facts: tuple[tuple[str, Fact], ...] = ()
+
+
+# --- the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the engine of one slot runs, or will. It holds `host_bytes` of main memory and `device_bytes` on each of `devices`."""
+
+    slot: int
+    node_id: str
+    generation: int
+    variant: str
+    artifact_digest: str
+    member_digest: str
+    engine: EngineName
+    accelerator: AcceleratorName = "cpu"
+    devices: tuple[int, ...] = ()
+    host_bytes: int = 0
+    device_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A place that is no target any more and still holds its room. `drained_at`: the evaluation that first said it shall drain."""
+
+    place: Place
+    draining: bool = False
+    deadline_ms: int | None = None
+    drained_at: Mark = NO_MARK
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How far a deployment's target is. `waiting_slots`: targets that may not start yet, since an engine they replace still lives."""
+
+    phase: RolloutPhase = "starting"
+    target_ready: bool = False
+    timed_out: bool = False
+    since_ms: int = 0
+    deadline_ms: int | None = None
+    waiting_slots: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentPlacement:
+    """`generation` is the one that is wanted; the places of `target` have it, except after a rollout that was taken back.
+
+    `fallback`: places of the generation that was taken down for this one. `desired` 0: the deployment left the bundle and drains.
+    """
+
+    deployment: str
+    digest: str
+    generation: int
+    desired: int
+    model: str = ""
+    target: tuple[Place, ...] = ()
+    held: tuple[Held, ...] = ()
+    fallback: tuple[Place, ...] = ()
+    rollout: Rollout = Rollout()
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+    """Of every node, where a replica has no place; empty otherwise."""
+
+    @property
+    def unplaced(self) -> int:
+        return max(0, self.desired - len(self.target))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A node that is not heard of. `unreachable`: its replicas stay its own; `lost`: they are placed elsewhere."""
+
+    state: Literal["unreachable", "lost"]
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """Nobody is declared lost: `silent` of `workers` are silent or were lost a short while ago, and `limit` may be. `nodes`: who would be."""
+
+    silent: int
+    workers: int
+    limit: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPlan:
+    """What one evaluation came to; the next one starts from it.
+
+    `settled`: nodes that are no newcomers. `high_waters`: the highest generation of each deployment, kept when it is gone; none that is not
+    in it ever had more than `generation_floor`. `deferred_moves`: to newcomers, left for later.
+    """
+
+    deployments: Mapping[str, DeploymentPlacement] = field(default_factory=dict)
+    losses: Mapping[str, Loss] = field(default_factory=dict)
+    brake: Brake | None = None
+    settled: frozenset[str] = frozenset()
+    high_waters: Mapping[str, int] = field(default_factory=dict)
+    generation_floor: int = 0
+    deferred_moves: int = 0

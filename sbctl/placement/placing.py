@@ -1,0 +1,354 @@
+"""Placing every deployment of a bundle on the nodes of one view. What has a place that still holds keeps it.
+
+Four passes, each over the deployments in one order of their own (what needs most on one device first, then by id):
+
+1. *Hold.* Whatever still runs and is no target any more is charged to its node.
+2. *Keep.* Every replica of the same generation whose place is still valid stays where it is.
+3. *Fill.* Replicas without a place get one: filters, then spread, then rendezvous (`spread`, `rendezvous`). Of a new generation, nodes that
+   run the old one come before others that are as good in spread and way.
+4. *Newcomers.* A node that joined takes over what it now wins, from the replicas as they lie; never more than one of a deployment and
+   `moves_max` in all at a time, never what is not stable, never to the harm of spread.
+
+So who moves when the fleet changes? When a node leaves, its own replicas, since pass 2 does not look at capacity that is free elsewhere, and
+pass 3 only fills what is free. When one joins, replicas that go to it, since pass 4 offers nobody else's room; what they leave is given
+only to replicas that had no place. There is no third case: room that becomes free otherwise makes nobody move. Plain rendezvous under limits of
+capacity cannot promise that: whoever is displaced displaces others. The price is that a placement depends on the one before it, and that a
+large deployment may find no room though moving small ones would make some: it is told so, with the bytes that are missing.
+
+A node that has the weights counts `weights_factor` times its size in pass 3 and 4. That is a property of node and deployment like the size
+itself, so nothing above changes; the preference is bounded by that factor, and never overrules spread, a filter, or the room there is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sbctl.placement.fleet import Fleet
+from sbctl.placement.model import DeploymentDemand, Held, Place, PlacementPolicy, Way
+from sbctl.placement.rendezvous import Ranking
+from sbctl.placement.room import beyond
+from sbctl.placement.spread import Candidate, Spread, evenness
+
+__all__ = ["Placed", "Placing", "Wish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one deployment wants and where it is. `prior`: its places of the wanted generation, also such as do not hold any more.
+
+    `held`: its places that are no target any more; `fallback`: what may have to be started again there. `is_settled`: nothing of it is under
+    way, so a replica may move for a newcomer; `is_under_way`: that will be so later. `keeps_only`: nothing new is started, since what runs
+    is not what the bundle says.
+    """
+
+    demand: DeploymentDemand
+    generation: int
+    prior: tuple[Place, ...] = ()
+    held: tuple[Held, ...] = ()
+    fallback: tuple[Place, ...] = ()
+    is_settled: bool = False
+    is_under_way: bool = False
+    keeps_only: bool = False
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Old and new never run at the same time, so they need room only once."""
+        return self.demand.rollout == "recreate"
+
+
+@dataclass(slots=True)
+class Placed:
+    """`displaced`: of `prior`, what is no target any more. `moved`: went to a newcomer. `makes_room`: of `held`, those whose end would give
+    a replica its place. `waits_for_room`: one of them is draining already."""
+
+    places: list[Place]
+    displaced: list[Place]
+    moved: bool = False
+    makes_room: tuple[Place, ...] = ()
+    waits_for_room: bool = False
+
+
+class Placing:
+    """One run of the passes. `deferred`: moves to newcomers that are left for later; `unfinished`: newcomers may still be owed something."""
+
+    def __init__(self, fleet: Fleet, wishes: Iterable[Wish], policy: PlacementPolicy) -> None:
+        self._fleet, self._room, self._policy = fleet, fleet.room, policy
+        self._index = {name: index for index, name in enumerate(fleet.ids)}
+        self._wishes = sorted(wishes, key=_order)
+        self._extra: dict[str, list[Place]] = {}
+        self.placed: dict[str, Placed] = {}
+        self.deferred = 0
+        self.unfinished = False
+
+    def run(self, newcomers: frozenset[str], moves_left: int) -> Mapping[str, Placed]:
+        for wish in self._wishes:
+            self._reserve(wish, ())
+        for wish in self._wishes:
+            self._keep(wish)
+        for wish in self._wishes:
+            self._fill(wish)
+        indexes = {self._index[name] for name in newcomers if name in self._index}
+        if indexes:
+            for wish in self._wishes:
+                moves_left -= self._move_to(indexes, wish, moves_left)
+        return self.placed
+
+    # --- room of what is going
+
+    def _reserve(self, wish: Wish, targets: Iterable[Place]) -> None:
+        """Charge what stands behind the targets of a deployment: all of it, or, where old and new take turns, what it needs beyond them."""
+        going = [held.place for held in wish.held]
+        if wish.is_exclusive:
+            going += self.placed[wish.demand.deployment].displaced if wish.demand.deployment in self.placed else []
+            going = beyond([*going, *beyond(wish.fallback, going)], targets)
+        self._room.force(going)
+        self._extra[wish.demand.deployment] = going
+
+    def _unreserve(self, wish: Wish) -> None:
+        self._room.release(self._extra.pop(wish.demand.deployment))
+
+    # --- keep
+
+    def _keep(self, wish: Wish) -> None:
+        if wish.is_exclusive:
+            self._unreserve(wish)
+        chosen = self._first(wish, [place for place in wish.prior if self._holds(wish.demand, place)])
+        kept = [place for place in chosen if place.node_id in self._fleet.absent or self._room.charge(place)]
+        displaced = [place for place in wish.prior if place not in kept]
+        self.placed[wish.demand.deployment] = Placed(kept, displaced)
+        if wish.is_exclusive:
+            self._reserve(wish, kept)
+        else:
+            self._room.force(displaced)
+
+    def _holds(self, demand: DeploymentDemand, place: Place) -> bool:
+        node = self._fleet.by_id.get(place.node_id)
+        loss = self._fleet.losses.get(place.node_id)
+        if node is None or (loss is not None and loss.state == "lost"):
+            return False
+        return place.node_id in self._fleet.absent or (
+            node.is_worker
+            and node.drain != "evacuate"
+            and all(node.labels.get(label) == value for label, value in demand.required_labels.items())
+        )
+
+    def _first(self, wish: Wish, places: list[Place]) -> list[Place]:
+        """As many as are wanted, one of each slot: those that would be taken first."""
+        count = wish.demand.replicas
+        slots = Counter(place.slot for place in places)
+        if len(places) <= count and len(slots) == len(places):
+            return places
+        left: dict[int, list[Place]] = {}
+        for place in sorted(places, key=lambda place: place.slot):
+            left.setdefault(self._index[place.node_id], []).append(place)
+        candidates = self._scored(wish, self._by_way(wish.demand, left))
+        chosen: list[Place] = []
+        used: set[int] = set()
+        spread = Spread(self._fleet.domains(wish.demand.spread_by))
+        for _, _, index in spread.choose(candidates, lambda one: any(p.slot not in used for p in left[one[2]])):
+            place = next(place for place in left[index] if place.slot not in used)
+            left[index].remove(place)
+            used.add(place.slot)
+            chosen.append(place)
+            if len(chosen) == count:
+                break
+        return chosen
+
+    # --- fill
+
+    def _fill(self, wish: Wish) -> None:
+        placed, demand = self.placed[wish.demand.deployment], wish.demand
+        missing = demand.replicas - len(placed.places)
+        if missing <= 0 or wish.keeps_only:
+            return
+        if wish.is_exclusive:
+            self._unreserve(wish)
+        spread = Spread(self._fleet.domains(demand.spread_by))
+        for place in placed.places:
+            spread.add(self._index[place.node_id])
+        slots = _free_slots(wish, placed)
+        for way_number, _, index in spread.choose(self._offers(wish), lambda one: self._devices(wish, one) is not None):
+            placed.places.append(self._take(wish, demand.ways[way_number], index, slots.pop(0)))
+            missing -= 1
+            if not missing:
+                break
+        if wish.is_exclusive:
+            self._reserve(wish, placed.places)
+        elif missing:
+            self._look_for_room(wish, placed)
+
+    def _offers(self, wish: Wish) -> list[Candidate]:
+        offers = [(number, self._fleet.candidates(wish.demand, way)) for number, way in enumerate(wish.demand.ways)]
+        return self._scored(wish, offers, first=self._incumbents(wish))
+
+    def _incumbents(self, wish: Wish) -> set[int]:
+        """Nodes that run the generation before: they come first among equals."""
+        places = [held.place for held in wish.held if not held.draining or wish.is_exclusive]
+        return {self._index[p.node_id] for p in places if p.generation != wish.generation and p.node_id in self._index}
+
+    def _scored(
+        self, wish: Wish, offers: Iterable[tuple[int, Sequence[int]]], first: set[int] | None = None
+    ) -> list[Candidate]:
+        """Nodes' indexes under the number of a way, with the score of each node for that way."""
+        fleet, ranking, factor = self._fleet, Ranking(wish.demand.deployment), self._policy.weights_factor
+        found: list[Candidate] = []
+        for number, indexes in offers:
+            way = wish.demand.ways[min(number, len(wish.demand.ways) - 1)]
+            weights, holders, names = fleet.weights(way), fleet.holders(way), fleet.names
+            scores = ranking.scores([(names[index], weights[index]) for index in indexes])
+            if holders:
+                scores = [
+                    score * factor if holders >> index & 1 else score
+                    for score, index in zip(scores, indexes, strict=True)
+                ]
+            if first:
+                scores = [
+                    score * _INCUMBENT if index in first else score
+                    for score, index in zip(scores, indexes, strict=True)
+                ]
+            found += [(number, -score, index) for score, index in zip(scores, indexes, strict=True)]
+        return found
+
+    def _by_way(self, demand: DeploymentDemand, here: Mapping[int, Sequence[Place]]) -> list[tuple[int, list[int]]]:
+        """Nodes that have places, under the number of the way that they run."""
+        found: dict[int, list[int]] = {}
+        for index, group in here.items():
+            found.setdefault(self._way(demand, group[0]), []).append(index)
+        return sorted(found.items())
+
+    def _devices(self, wish: Wish, one: Candidate) -> tuple[int, ...] | None:
+        return self._room.devices_for(self._fleet.ids[one[2]], wish.demand.ways[one[0]])
+
+    def _take(self, wish: Wish, way: Way, index: int, slot: int) -> Place:
+        node_id = self._fleet.ids[index]
+        devices = self._room.devices_for(node_id, way)
+        assert devices is not None
+        place = Place(
+            slot,
+            node_id,
+            wish.generation,
+            way.variant,
+            way.artifact_digest,
+            way.member_digest,
+            way.engine,
+            way.accelerator,
+            devices,
+            way.host_bytes,
+            way.device_bytes if devices else 0,
+        )
+        self._room.force((place,))
+        return place
+
+    def _look_for_room(self, wish: Wish, placed: Placed) -> None:
+        makers: list[Place] = []
+        for held in wish.held:
+            index = self._index.get(held.place.node_id)
+            ways = [
+                way
+                for way in wish.demand.ways
+                if index is not None and index in self._fleet.candidates(wish.demand, way)
+            ]
+            self._room.release((held.place,))
+            if any(self._room.devices_for(held.place.node_id, way) is not None for way in ways):
+                placed.waits_for_room |= held.draining
+                makers += [] if held.draining else [held.place]
+            self._room.force((held.place,))
+        placed.makes_room = tuple(makers)
+
+    # --- newcomers
+
+    def _move_to(self, newcomers: set[int], wish: Wish, moves_left: int) -> int:
+        """Give one replica to a newcomer that wins it; the number of moves made."""
+        placed, demand = self.placed[wish.demand.deployment], wish.demand
+        if not placed.places or wish.is_exclusive or wish.keeps_only:
+            return 0
+        if not wish.is_settled or placed.displaced or len(placed.places) < demand.replicas:
+            self.unfinished |= wish.is_under_way or bool(placed.displaced)
+            return 0
+        change = self._better(newcomers, wish, placed.places)
+        if change is None:
+            return 0
+        self.unfinished = True
+        if moves_left <= 0:
+            self.deferred += 1
+            return 0
+        loser, (number, _, index) = change
+        placed.places.remove(loser)
+        placed.displaced.append(loser)
+        placed.places.append(self._take(wish, demand.ways[number], index, loser.slot))
+        placed.moved = True
+        return 1
+
+    def _better(self, newcomers: set[int], wish: Wish, places: list[Place]) -> tuple[Place, Candidate] | None:
+        """Choose again among the places there are and the newcomers; what would change first, unless spread would be the worse for it."""
+        here: dict[int, list[Place]] = {}
+        for place in sorted(places, key=lambda place: place.slot):
+            here.setdefault(self._index[place.node_id], []).append(place)
+        present = self._by_way(wish.demand, here)
+        joined = [
+            (number, [index for index in self._fleet.candidates(wish.demand, way) if index in newcomers])
+            for number, way in enumerate(wish.demand.ways)
+        ]
+        taken: Counter[int] = Counter()
+        domains = self._fleet.domains(wish.demand.spread_by)
+        order: list[Candidate] = []
+
+        def fits(one: Candidate) -> bool:
+            _, _, index = one
+            if taken[index] < len(here.get(index, ())):
+                return True
+            return (
+                index in newcomers and taken[index] == len(here.get(index, ())) and self._devices(wish, one) is not None
+            )
+
+        for one in Spread(domains).choose(self._scored(wish, [*present, *joined]), fits):
+            taken[one[2]] += 1
+            order.append(one)
+            if len(order) == len(places):
+                break
+        gained = next((one for one in order if taken[one[2]] > len(here.get(one[2], ()))), None)
+        lost = [index for index, group in here.items() if taken[index] < len(group)]
+        if gained is None or not lost:
+            return None
+        before = [index for index, group in here.items() for _ in group]
+        rank = {one[2]: one for one in self._scored(wish, present)}
+        loser = max(lost, key=lambda index: (len(here[index]), rank[index]))
+        after = [*before, gained[2]]
+        after.remove(loser)
+        if evenness(domains, after) > evenness(domains, before):
+            return None
+        return here[loser][-1], gained
+
+    def _way(self, demand: DeploymentDemand, place: Place) -> int:
+        """The number of the way that a place runs; behind all where it is none of them any more."""
+        for number, way in enumerate(demand.ways):
+            if (way.variant, way.accelerator, way.devices) == (place.variant, place.accelerator, len(place.devices)):
+                return number
+        return len(demand.ways)
+
+
+_INCUMBENT = 2.0**64
+"""Times this, a score comes before all others and keeps its order among its like."""
+
+
+def _order(wish: Wish) -> tuple[int, int, str]:
+    ways = wish.demand.ways
+    largest = max((way.devices * way.device_bytes for way in ways), default=0)
+    return -largest, -max((way.host_bytes for way in ways), default=0), wish.demand.deployment
+
+
+def _free_slots(wish: Wish, placed: Placed) -> list[int]:
+    """Numbers for replicas that are new: first those of the places that they replace."""
+    count = wish.demand.replicas
+    used = {place.slot for place in placed.places}
+    free = [slot for slot in sorted({place.slot for place in placed.displaced}) if slot not in used]
+    going = {held.place.slot for held in wish.held if held.place.generation == wish.generation}
+    unused = [slot for slot in range(count + len(used) + len(going)) if slot not in used | going | set(free)]
+    return [*free, *unused][:count]
+
+
+def renumbered(places: Iterable[Place], generation: int) -> tuple[Place, ...]:
+    """The same engines as slots 0, 1, … of a generation: those that nodes ran by bundles of their own."""
+    return tuple(replace(place, slot=slot, generation=generation) for slot, place in enumerate(places))

@@ -1,0 +1,258 @@
+"""One evaluation: a view, the bundle's demands and the plan before it become the next plan. The lease-holder repeats it; `sbctl plan` calls it once.
+
+Nodes know what they run and plans may be lost, so what nodes show and no plan knows is taken in: as a target where it is what is asked for,
+else as something that is held until the target is ready. A controller without any plan therefore moves nothing that already is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sbctl.placement.fleet import Fleet
+from sbctl.placement.generations import forget_oldest, generation_for
+from sbctl.placement.liveness import Liveness, judge
+from sbctl.placement.model import (
+    ClusterView,
+    DeploymentDemand,
+    DeploymentPlacement,
+    Held,
+    Mark,
+    ObservedReplica,
+    Place,
+    PlacementPlan,
+    PlacementPolicy,
+    Rollout,
+)
+from sbctl.placement.placing import Placed, Placing, Wish, renumbered
+from sbctl.placement.refusing import refusals
+from sbctl.placement.rollout import Moment, advance, drain_all
+from sbctl.placement.sight import Sight, place_of
+
+__all__ = ["DEFAULT_POLICY", "EXPLAINED_MAX", "reconcile"]
+
+EXPLAINED_MAX: Final = 64
+"""Deployments without a place whose refusals stand in the plan; `placement.explain` tells them of any."""
+DEFAULT_POLICY: Final = PlacementPolicy()
+_FOREIGN_SLOT: Final = 1023
+"""Slots of engines that nodes run by bundles of their own count down from here."""
+_STUCK: Final = frozenset({"timed_out", "no_room", "restored"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What one deployment comes into an evaluation with. `own`: engines of nodes' own bundles that are taken over, by what they become."""
+
+    wish: Wish
+    prior: DeploymentPlacement | None
+    fresh: bool
+    own: Mapping[Place, Place]
+
+
+def reconcile(
+    view: ClusterView,
+    demands: Iterable[DeploymentDemand],
+    prior: PlacementPlan,
+    *,
+    now_ms: int,
+    mark: Mark,
+    policy: PlacementPolicy = DEFAULT_POLICY,
+    confirmed_losses: Collection[str] = (),
+) -> PlacementPlan:
+    """The next plan. `mark` must grow from one evaluation to the next; `confirmed_losses`: nodes that an operator says are gone."""
+    view = replace(view, nodes={name: node for name, node in view.nodes.items() if name not in view.removed})
+    wanted = {demand.deployment: demand for demand in sorted(demands, key=lambda demand: demand.deployment)}
+    known = _known_workers(view, prior)
+    liveness = judge(view, known, prior.losses, policy=policy, confirmed=confirmed_losses, now_ms=now_ms)
+    moment = Moment(Sight(view, liveness.losses), now_ms, mark)
+    waited_for = known - view.removed - {name for name, loss in liveness.losses.items() if loss.state == "lost"}
+    fleet = Fleet(view, liveness.losses, waited_for)
+    names = sorted({*wanted, *prior.deployments, *moment.sight.deployments()})
+    starts = {name: _start(name, wanted.get(name), prior, moment.sight) for name in names}
+    placing = Placing(fleet, (start.wish for start in starts.values()), policy)
+    joined = _newcomers(fleet, view, prior, liveness)
+    placing.run(joined, policy.moves_max - _moving(prior))
+    deployments: dict[str, DeploymentPlacement] = {}
+    for name, start in starts.items():
+        after = _after(start, placing.placed[name], moment)
+        if after is not None:
+            deployments[name] = after
+    high_waters, floor = _high_waters(prior, deployments)
+    return PlacementPlan(
+        deployments=_explained(fleet, wanted, deployments),
+        losses=liveness.losses,
+        brake=liveness.brake,
+        settled=_settled(fleet, prior, joined, unfinished=placing.unfinished),
+        high_waters=high_waters,
+        generation_floor=floor,
+        deferred_moves=placing.deferred,
+    )
+
+
+def _known_workers(view: ClusterView, prior: PlacementPlan) -> set[str]:
+    known = {name for name, node in view.nodes.items() if node.is_worker} | set(prior.losses) | prior.settled
+    for placed in prior.deployments.values():
+        known |= {place.node_id for place in (*placed.target, *(held.place for held in placed.held), *placed.fallback)}
+    return known
+
+
+# --- what each deployment starts from
+
+
+def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sight: Sight) -> _Start:
+    prior = plan.deployments.get(name)
+    if demand is None:
+        gone = DeploymentDemand(name, "", (), replicas=0)
+        helds = [*prior.held, *(Held(place) for place in prior.target)] if prior else []
+        helds += [Held(place) for place in _strangers(name, None, [held.place for held in helds], sight)]
+        return _Start(Wish(gone, 0, held=_unended(name, helds, sight)), prior, fresh=False, own={})
+    high_water = plan.high_waters.get(name, plan.generation_floor)
+    generation = generation_for(demand, prior, high_water, sight.generations(name))
+    same = prior is not None and prior.digest == demand.digest and prior.generation == generation
+    targets = list(prior.target) if prior and same else []
+    helds = list(prior.held) if prior else []
+    helds += [Held(place) for place in prior.target] if prior and not same else []
+    strangers = _strangers(name, demand, [*targets, *(held.place for held in helds)], sight)
+    own: dict[Place, Place] = {}
+    if not targets and not helds:
+        ours = [place for place in strangers if _is_wanted(demand, place)]
+        numbered = [
+            place for place in ours if place.slot < _FOREIGN_SLOT - len(strangers) and place.generation == generation
+        ]
+        foreign = [place for place in ours if place not in numbered and not numbered]
+        own = dict(zip(renumbered(foreign, generation), foreign, strict=True))
+        targets = [*numbered, *own]
+        strangers = [place for place in strangers if place not in numbered and place not in foreign]
+    helds += [Held(place) for place in strangers]
+    rollout = prior.rollout if prior and same else None
+    wish = Wish(
+        demand,
+        generation,
+        prior=tuple(targets),
+        held=_unended(name, helds, sight),
+        fallback=prior.fallback if prior else (),
+        is_settled=rollout is not None and rollout.phase == "stable" and not (prior and prior.held),
+        is_under_way=rollout is None or rollout.phase not in _STUCK,
+        keeps_only=rollout is not None and rollout.phase in {"restoring", "restored"},
+    )
+    return _Start(wish, prior, fresh=not same, own=own)
+
+
+def _unended(name: str, helds: Iterable[Held], sight: Sight) -> tuple[Held, ...]:
+    return tuple(held for held in helds if not sight.is_ended(name, held))
+
+
+def _strangers(name: str, demand: DeploymentDemand | None, known: Iterable[Place], sight: Sight) -> list[Place]:
+    """Engines that nodes show and the plan does not know."""
+    known = list(known)
+    exact = {(place.node_id, place.generation, place.slot) for place in known}
+    foreign = {(place.node_id, place.generation) for place in known}
+    found: list[Place] = []
+    slot = _FOREIGN_SLOT
+    for node_id, replica in sight.replicas(name):
+        if replica.slot is None:
+            if (node_id, replica.generation) not in foreign:
+                found.append(_counted(node_id, replica, demand, slot))
+                slot -= 1
+        elif (node_id, replica.generation, replica.slot) not in exact:
+            found.append(_counted(node_id, replica, demand, replica.slot))
+    return found
+
+
+def _counted(node_id: str, replica: ObservedReplica, demand: DeploymentDemand | None, slot: int) -> Place:
+    place = place_of(node_id, replica, demand, slot)
+    return replace(place, generation=max(1, place.generation))
+
+
+def _is_wanted(demand: DeploymentDemand, place: Place) -> bool:
+    return any(
+        way.member_digest == place.member_digest and way.variant == place.variant and way.devices == len(place.devices)
+        for way in demand.ways
+    )
+
+
+# --- what each deployment comes out with
+
+
+def _after(start: _Start, placed: Placed, moment: Moment) -> DeploymentPlacement | None:
+    """None: it left the bundle, and nothing of it is left on any node."""
+    wish, prior, name = start.wish, start.prior, start.wish.demand.deployment
+    displaced = [Held(start.own.get(place, place)) for place in placed.displaced]
+    helds = [*wish.held, *_unended(name, displaced, moment.sight)]
+    targets = tuple(sorted(placed.places, key=lambda place: place.slot))
+    if not wish.generation:
+        if not helds:
+            return None
+        rollout = Rollout("stable", since_ms=prior.rollout.since_ms if prior else moment.now_ms)
+        ending = drain_all(helds, wish.demand, moment)
+        return DeploymentPlacement(
+            name,
+            prior.digest if prior else "",
+            prior.generation if prior else helds[0].place.generation,
+            0,
+            model=prior.model if prior else "",
+            held=ending,
+            rollout=rollout,
+        )
+    current = DeploymentPlacement(
+        deployment=name,
+        digest=wish.demand.digest,
+        generation=wish.generation,
+        desired=wish.demand.replicas,
+        model=wish.demand.model,
+        target=targets,
+        held=tuple(helds),
+        fallback=wish.fallback,
+        rollout=prior.rollout if prior and not start.fresh else Rollout(),
+    )
+    changed = start.fresh or (prior is not None and set(prior.target) != set(targets) and not wish.keeps_only)
+    return advance(
+        wish.demand,
+        current,
+        moment,
+        changed=changed,
+        makes_room=placed.makes_room,
+        waits_for_room=placed.waits_for_room,
+    )
+
+
+def _explained(
+    fleet: Fleet, wanted: Mapping[str, DeploymentDemand], deployments: Mapping[str, DeploymentPlacement]
+) -> dict[str, DeploymentPlacement]:
+    short = [name for name, one in deployments.items() if one.unplaced and name in wanted][:EXPLAINED_MAX]
+    told = {name: replace(deployments[name], refusals=refusals(fleet, wanted[name])) for name in short}
+    return {**deployments, **told}
+
+
+# --- newcomers and generations
+
+
+def _newcomers(fleet: Fleet, view: ClusterView, prior: PlacementPlan, liveness: Liveness) -> frozenset[str]:
+    """Nodes that may be offered replicas that have a place. Nobody is new to a fleet without a plan, and nobody moves under the brake."""
+    if not prior.settled or liveness.brake is not None:
+        return frozenset()
+    return frozenset(name for name in view.nodes if name not in prior.settled and fleet.is_open(name))
+
+
+def _settled(fleet: Fleet, prior: PlacementPlan, joined: frozenset[str], *, unfinished: bool) -> frozenset[str]:
+    if not prior.settled:
+        return frozenset(name for name in fleet.ids if fleet.is_open(name))
+    lost = {name for name, loss in fleet.losses.items() if loss.state == "lost"}
+    return (prior.settled & fleet.by_id.keys()) - lost | (frozenset() if unfinished else joined)
+
+
+def _moving(prior: PlacementPlan) -> int:
+    """Replicas that are on their way from one node to another."""
+    return sum(
+        not held.draining and held.place.generation == placed.generation
+        for placed in prior.deployments.values()
+        for held in placed.held
+    )
+
+
+def _high_waters(prior: PlacementPlan, deployments: Mapping[str, DeploymentPlacement]) -> tuple[dict[str, int], int]:
+    known = dict(prior.high_waters)
+    for name, placed in deployments.items():
+        known[name] = max(known.get(name, 0), placed.generation)
+    return forget_oldest(known, deployments, prior.generation_floor)

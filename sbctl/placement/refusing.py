@@ -1,0 +1,53 @@
+"""Why each node got no replica of a deployment: its filters, and the room that is left."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from sbctl.placement.fleet import Fleet, refused_node, refused_way
+from sbctl.placement.model import DeploymentDemand, Fact, Node, Refusal, RefusalReason, Way
+from sbctl.placement.room import Room, device_groups
+
+__all__ = ["refusal_of", "refusals"]
+
+_RANK: Final = {reason: rank for rank, reason in enumerate(get_args(RefusalReason))}
+
+
+def refusals(fleet: Fleet, demand: DeploymentDemand) -> dict[str, Refusal]:
+    """Of every node that could not take one more replica now."""
+    found = {node.node_id: refusal_of(fleet, node, demand) for node in fleet.nodes}
+    return {name: refusal for name, refusal in found.items() if refusal is not None}
+
+
+def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand) -> Refusal | None:
+    """The refusal that got furthest, of all ways; None: one of them would do."""
+    if refusal := refused_node(node, demand, fleet.losses.get(node.node_id)):
+        return refusal
+    furthest: Refusal | None = None
+    for way in demand.ways:
+        refusal = refused_way(node, demand, way) or _no_room(fleet.room, node, way)
+        if refusal is None:
+            return None
+        if furthest is None or _RANK[refusal.reason] > _RANK[furthest.reason]:
+            furthest = refusal
+    return furthest or Refusal("no_capacity")
+
+
+def _no_room(room: Room, node: Node, way: Way) -> Refusal | None:
+    if room.devices_for(node.node_id, way) is not None:
+        return None
+    host = room.free_host(node.node_id)
+    if host < way.host_bytes:
+        return Refusal("no_room", way.variant, _short("host", way.host_bytes, host))
+    groups = device_groups(node, way)
+    free = max(
+        sorted((room.free_device(node.node_id, device.index) for device in group), reverse=True)[way.devices - 1]
+        for group in groups
+    )
+    facts = _short("device", way.device_bytes, free)
+    return Refusal("no_room", way.variant, (*facts, ("needed_devices", way.devices)))
+
+
+def _short(place: str, needed: int, free: int) -> tuple[tuple[str, Fact], ...]:
+    free = max(0, free)
+    return (("place", place), ("needed_bytes", needed), ("free_bytes", free), ("short_bytes", needed - free))

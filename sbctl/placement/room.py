@@ -1,0 +1,117 @@
+"""The room on nodes: what is taken of main memory and of each device, by everything that runs or is about to.
+
+Static capacity less the places that were charged; what a node measures as free at a moment decides nothing here. What exists is charged
+even where there is not enough (`force`), so a node that shrank is seen as overdrawn and gets nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sbctl.placement.model import Device, Node, Place, Way
+
+__all__ = ["Room", "device_groups", "fits_alone"]
+
+
+def device_groups(node: Node, way: Way) -> list[list[Device]]:
+    """Devices that could serve one replica of the way together: alike in name and size, enough of them, each large enough."""
+    alike: dict[tuple[str, int], list[Device]] = {}
+    for device in node.devices:
+        if device.accelerator == way.accelerator and device.total_bytes >= way.device_bytes:
+            alike.setdefault((device.name, device.total_bytes), []).append(device)
+    return [group for group in alike.values() if len(group) >= way.devices]
+
+
+def fits_alone(node: Node, way: Way) -> bool:
+    """Whether an empty node could run one replica."""
+    return node.memory_bytes >= way.host_bytes and (not way.devices or bool(device_groups(node, way)))
+
+
+class Room:
+    """Free bytes of each node. Nodes that it was not given have none, and charging them does nothing."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = nodes
+        self._host = {name: node.memory_bytes for name, node in nodes.items()}
+        self._devices = {
+            name: {device.index: device.total_bytes for device in node.devices} for name, node in nodes.items()
+        }
+
+    def free_host(self, node_id: str) -> int:
+        return self._host.get(node_id, 0)
+
+    def free_device(self, node_id: str, index: int) -> int:
+        return self._devices.get(node_id, {}).get(index, 0)
+
+    def devices_for(self, node_id: str, way: Way) -> tuple[int, ...] | None:
+        """The devices that one more replica would get: those of one group with the most room, the lower index first. None: no room."""
+        if self._host.get(node_id, 0) < way.host_bytes:
+            return None
+        if not way.devices:
+            return ()
+        free = self._devices[node_id]
+        best: tuple[int, tuple[int, ...]] | None = None
+        for group in device_groups(self._nodes[node_id], way):
+            ranked = sorted((-free[device.index], device.index) for device in group)[: way.devices]
+            least = -ranked[-1][0]
+            if least >= way.device_bytes and (best is None or least > best[0]):
+                best = (least, tuple(sorted(index for _, index in ranked)))
+        return None if best is None else best[1]
+
+    def has(self, place: Place) -> bool:
+        """Whether there is room for this very place, on its own devices."""
+        free = self._devices.get(place.node_id)
+        if free is None or self._host[place.node_id] < place.host_bytes:
+            return False
+        return all(free.get(index, -1) >= place.device_bytes for index in place.devices)
+
+    def charge(self, place: Place) -> bool:
+        """Take the room of a place; False and nothing taken where there is not enough."""
+        if not self.has(place):
+            return False
+        self.force((place,))
+        return True
+
+    def force(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self._take(place.node_id, place.host_bytes, place.devices, place.device_bytes)
+
+    def release(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self._take(place.node_id, -place.host_bytes, place.devices, -place.device_bytes)
+
+    def _take(self, node_id: str, host_bytes: int, devices: Sequence[int], device_bytes: int) -> None:
+        if node_id not in self._host:
+            return
+        self._host[node_id] -= host_bytes
+        free = self._devices[node_id]
+        for index in devices:
+            if index in free:
+                free[index] -= device_bytes
+
+
+def beyond(places: Iterable[Place], within: Iterable[Place]) -> list[Place]:
+    """What `places` take of each node and device beyond what `within` take there: room that only one of the two needs at a time."""
+    taken: dict[tuple[str, int | None], int] = {}
+    for sign, group in ((1, places), (-1, within)):
+        for place in group:
+            for key, size in ((None, place.host_bytes), *((index, place.device_bytes) for index in place.devices)):
+                taken[place.node_id, key] = taken.get((place.node_id, key), 0) + sign * size
+    return [
+        Place(
+            0,
+            node_id,
+            0,
+            "",
+            "",
+            "",
+            "llama_cpp",
+            devices=() if index is None else (index,),
+            host_bytes=size if index is None else 0,
+            device_bytes=0 if index is None else size,
+        )
+        for (node_id, index), size in sorted(
+            taken.items(), key=lambda item: (item[0][0], -1 if item[0][1] is None else item[0][1])
+        )
+        if size > 0
+    ]
