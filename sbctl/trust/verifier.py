@@ -8,7 +8,10 @@ A bundle is checked in this order, and the first failure is the answer:
 4. content digest equals the content
 5. key epoch: exactly that of the trust set
 6. fence `(key_epoch, revision)`: lower is stale; equal with another digest is a conflict; equal with the same digest is a repeat
-7. times, for a first acceptance only: not issued in the future beyond CLOCK_SKEW_LEEWAY_S, not expired
+7. times, for a first acceptance only: not issued in the future beyond CLOCK_SKEW_LEEWAY_S, not expired, and where an expiry is stated,
+   not more than BUNDLE_LIFETIME_MAX after its issue
+
+A host's bundle and a cluster's (`sbctl.trust.cluster_bundle`) are judged by the same steps; each has a payload type of its own.
 
 A higher key epoch is the only way to a lower revision, and only a signer of the old set can raise it (fast-forward recovery, TUF 5.3.11).
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -29,7 +33,22 @@ from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, TRUST_PAYLOAD_TYPE, BundlePa
 from sbctl.trust.envelope import open_envelope, unverified_payload
 from sbctl.trust.keys import parse_public_key
 
-__all__ = ["Fence", "VerifiedBundle", "parse_bundle", "parse_trust", "trust_digest", "verify_bundle", "verify_trust"]
+__all__ = [
+    "BUNDLE_LIFETIME_MAX",
+    "Fence",
+    "VerifiedBundle",
+    "judge",
+    "parse_bundle",
+    "parse_payload",
+    "parse_trust",
+    "trust_digest",
+    "verify_bundle",
+    "verify_trust",
+]
+
+BUNDLE_LIFETIME_MAX: Final = timedelta(days=7)
+
+Payload = TypeVar("Payload", bound=BundlePayload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +84,12 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def parse_bundle(payload: bytes) -> BundlePayload:
-    """Strict JSON and schema. Raises InputError `bundle.invalid`, `bundle.too_new`."""
+    """Of a host. Strict JSON and schema. Raises InputError `bundle.invalid`, `bundle.too_new`."""
+    return parse_payload(payload, BundlePayload)
+
+
+def parse_payload(payload: bytes, model: type[Payload]) -> Payload:
+    """As `parse_bundle`, for a bundle of this kind."""
     document = strict_json.loads(payload, max_bytes=BUNDLE_MAX_BYTES)
     version = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(version, int) and not isinstance(version, bool) and version > 1:
@@ -75,7 +99,7 @@ def parse_bundle(payload: bytes) -> BundlePayload:
             next_step="upgrade the runtime",
         )
     try:
-        return BundlePayload.model_validate_json(json.dumps(document))
+        return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise InputError("bundle.invalid", f"the bundle does not match its schema: {_first_problem(error)}") from None
 
@@ -129,7 +153,8 @@ def _check_fence(payload: BundlePayload, fence: Fence | None) -> bool:
 
 
 def _check_times(payload: BundlePayload, now: datetime) -> None:
-    if _moment(payload.issued_at, "issued_at") > now + timedelta(seconds=CLOCK_SKEW_LEEWAY_S):
+    issued = _moment(payload.issued_at, "issued_at")
+    if issued > now + timedelta(seconds=CLOCK_SKEW_LEEWAY_S):
         raise RefusedError(
             "bundle.issued_in_future",
             f"the bundle was issued at {payload.issued_at}, this host's clock says {now.isoformat(timespec='seconds')}",
@@ -139,6 +164,12 @@ def _check_times(payload: BundlePayload, now: datetime) -> None:
         expires = _moment(payload.expires_at, "expires_at")
         if expires + timedelta(seconds=CLOCK_SKEW_LEEWAY_S) < now:
             raise RefusedError("bundle.expired", f"the bundle expired at {payload.expires_at}", next_step="apply again")
+        if expires - issued > BUNDLE_LIFETIME_MAX + timedelta(seconds=CLOCK_SKEW_LEEWAY_S):
+            raise RefusedError(
+                "bundle.lifetime",
+                f"the bundle would be new from {payload.issued_at} to {payload.expires_at}; at most {BUNDLE_LIFETIME_MAX.days} days are accepted",
+                next_step="leave the expiry out, or apply again with a shorter one",
+            )
 
 
 def verify_bundle(
@@ -148,10 +179,15 @@ def verify_bundle(
 
     Raises InputError `envelope.*`, `json.*`, `bundle.invalid`; RefusedError `envelope.wrong_type`, `envelope.bad_signature`,
     `bundle.wrong_lineage`, `bundle.wrong_scope`, `bundle.wrong_digest`, `bundle.key_epoch`, `bundle.stale_revision`,
-    `bundle.revision_conflict`, `bundle.issued_in_future`, `bundle.expired`.
+    `bundle.revision_conflict`, `bundle.issued_in_future`, `bundle.expired`, `bundle.lifetime`.
     """
     opened = open_envelope(envelope_text, BUNDLE_PAYLOAD_TYPE, trust.signers, max_bytes=BUNDLE_MAX_BYTES)
     payload = parse_bundle(opened.payload)
+    return VerifiedBundle(payload, opened.signer, judge(payload, trust=trust, scope=scope, fence=fence, now=now))
+
+
+def judge(payload: BundlePayload, *, trust: TrustSet, scope: str, fence: Fence | None, now: datetime) -> bool:
+    """Steps 3 to 7, for a payload whose signature was checked. True: it is the one that the fence stands at. Raises as `verify_bundle`."""
     if payload.lineage != trust.lineage:
         raise RefusedError(
             "bundle.wrong_lineage", "the bundle belongs to another fleet", detail={"lineage": payload.lineage}
@@ -169,7 +205,7 @@ def verify_bundle(
     repeat = _check_fence(payload, fence)
     if not repeat:
         _check_times(payload, now)
-    return VerifiedBundle(payload, opened.signer, repeat)
+    return repeat
 
 
 def verify_trust(envelope_text: str, *, current: TrustSet | None, lineage: str) -> TrustSet:
