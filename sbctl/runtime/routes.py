@@ -93,11 +93,18 @@ class RouteTable:
         name = host_name(origin_header.partition("://")[2])
         return name == "localhost" or name in self.origins or is_loopback(name)
 
-    def resolve(self, origin: OriginMember, model: str | None, *, instead: str | None = None) -> tuple[str, Generation]:
-        """The public name and the generation behind it, or that of the deployment `instead`. Raises RefusedError `unknown_model`."""
+    def named(self, origin: OriginMember, model: str | None, *, instead: str | None = None) -> tuple[str, str]:
+        """The public name and the deployment behind it, or the deployment `instead`. Raises RefusedError `unknown_model`."""
         name = model or origin.default_model or (next(iter(origin.models)) if len(origin.models) == 1 else None)
         deployment = instead or (origin.models.get(name) if name is not None else None)
-        generation = self.generations.get(deployment) if deployment is not None else None
-        if name is None or generation is None:
+        if name is None or deployment is None:
+            raise RefusedError("unknown_model", "this model is not served here")
+        return name, deployment
+
+    def resolve(self, origin: OriginMember, model: str | None, *, instead: str | None = None) -> tuple[str, Generation]:
+        """As `named`, with the generation that this host runs. Raises RefusedError `unknown_model`."""
+        name, deployment = self.named(origin, model, instead=instead)
+        generation = self.generations.get(deployment)
+        if generation is None:
             raise RefusedError("unknown_model", "this model is not served here")
         return name, generation

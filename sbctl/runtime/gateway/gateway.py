@@ -13,7 +13,7 @@ import itertools
 import secrets
 import traceback
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 from sbctl.base.errors import HTTP_STATUS, EngineError, InputError, RefusedError, SbctlError
@@ -23,22 +23,25 @@ from sbctl.runtime.external.providers import Question
 from sbctl.runtime.gateway.accounting import Accounts, used_tokens
 from sbctl.runtime.gateway.answers import Answer, error_answer, json_answer
 from sbctl.runtime.gateway.asked import Asked, read_asked, too_long
+from sbctl.runtime.gateway.asking import ask_over
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.fallback import Externals, disallows_training, is_our_fault, provider_body, stand_ins
 from sbctl.runtime.gateway.form import AskedForm, read_form
 from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.models import cold_deployments, model_rows
-from sbctl.runtime.gateway.ports import Desired, Keys, Meter, Outcome
+from sbctl.runtime.gateway.ports import Desired, Keys, Meter, Outcome, Served
 from sbctl.runtime.gateway.relay import BytesRelay, DocumentRelay, Relay, StreamRelay, WholeRelay
 from sbctl.runtime.gateway.request import Request
 from sbctl.runtime.gateway.surface import MODELS_PATHS, PROBE_PATHS, SURFACE, Operation
-from sbctl.runtime.gateway.upstream import ENGINE_ERRORS, request_head
-from sbctl.runtime.generation import Generation, Lease
+from sbctl.runtime.gateway.upstream import request_head
+from sbctl.runtime.generation import Lease
 from sbctl.runtime.log import get_log
 from sbctl.runtime.replica import Replica
-from sbctl.trust.bundle import ExternalMember, LocalStandIn
+from sbctl.trust.bundle import ExternalMember, LocalStandIn, OriginMember
 
 __all__ = ["Gateway"]
+
+RouteClass = Literal["local", "peer", "external"]
 
 _PARSE_INLINE_MAX_BYTES: Final = 128 * 1024
 _REPLICAS_TRIED: Final = 3
@@ -126,13 +129,17 @@ class Gateway:
             return self._health(head.path)
         table = self._desired.routes
         origin = table.origin(head.text(b"host") or "", bound_to_loopback=self._on_loopback)
-        rows = model_rows(table, origin, self._caller(head))
+        rows = self._rows(table, origin, self._caller(head))
         if head.path in MODELS_PATHS:
             return json_answer({"object": "list", "data": list(rows.values())})
         row = rows.get(_model_of(head.path) or "")
         if row is None:
             raise RefusedError("unknown_model", "this model is not served here")
         return json_answer(row)
+
+    def _rows(self, table: routes.RouteTable, origin: OriginMember, caller: routes.Caller) -> dict[str, dict[str, Any]]:
+        """What is served, as this caller may know it."""
+        return model_rows(table, origin, caller)
 
     def _health(self, path: str) -> Answer:
         """/livez and /healthz: the process answers. /readyz and /health: every deployment that should be warm is ready,
@@ -189,7 +196,7 @@ class Gateway:
         finally:
             if reserved:
                 self._accounts.settle(caller, reserved, used_tokens(asked, request.relay, left=status == 499))
-            if request.generation is not None:
+            if request.served is not None:
                 self._count(request, relay, status, loop.time())
 
     async def _answer(self, request: Request) -> Relay:
@@ -206,7 +213,7 @@ class Gateway:
 
     async def _ask_stand_ins(self, request: Request, reason: str) -> Relay | None:
         """None when none of them could. Raises InputError for what the caller did wrong, as an external provider says it."""
-        first = request.generation
+        first = request.served
         assert first is not None
         for member in request.stand_ins:
             self._log.info("somebody stands in", request_id=request.id, provider=member.name, reason=reason)
@@ -215,7 +222,7 @@ class Gateway:
                 request.instead, request.failed, request.elsewhere = member.deployment, set(), False
                 with contextlib.suppress(SbctlError):
                     return await self._ask(request)
-                request.instead, request.generation = None, first
+                request.instead, request.served = None, first
             else:
                 with contextlib.suppress(EngineError):
                     return await self._ask_external(request, member)
@@ -260,7 +267,7 @@ class Gateway:
             table = self._desired.routes
             origin = table.origin(request.host, bound_to_loopback=self._on_loopback)
             request.name, generation = table.resolve(origin, request.asked.model, instead=request.instead)
-            request.generation = generation
+            request.served = request.generation = generation
             request.stand_ins = stand_ins(origin, request.name, no_training=request.no_training)
             if not request.caller.may_use(request.name):
                 raise RefusedError("model_not_allowed", "this key may not use this model")
@@ -276,16 +283,16 @@ class Gateway:
                     self._meter.rejected(generation.deployment, request.priority, error.code)
                     raise
 
-    async def _check_fit(self, request: Request, generation: Generation) -> None:
+    async def _check_fit(self, request: Request, served: Served) -> None:
         """Whether the model does that at all, and whether the prompt can fit: what cannot is refused before it takes anybody's place."""
-        member, asked = generation.member, request.asked
+        member, asked = served.member, request.asked
         if str(member.mode) != request.operation.mode:
             raise InputError("modality_mismatch", f"this model does not answer {request.operation.path}")
         if isinstance(asked, AskedForm):
             return
         asked.check_bounds(member.context_length)
         if asked.prompt_chars > member.context_length * _COUNT_FROM_CHARS_A_TOKEN:
-            ready = next((replica for replica in generation.replicas if replica.is_ready), None)
+            ready = next((replica for replica in served.replicas if replica.is_ready), None)
             if ready is not None:
                 tokens = await ready.client.count_tokens(max(asked.prompts(), key=len))
                 if tokens is not None and tokens > member.context_length:
@@ -293,38 +300,22 @@ class Gateway:
 
     async def _ask_replica(self, request: Request, lease: Lease) -> Relay:
         """Raises EngineError `upstream_failed` and what the engine refuses with, always before the first byte of an answer."""
-        assert request.generation is not None
-        pool = lease.replica.client.pool
         body, content_type = self._engine_body(request)
         head = request_head("POST", request.operation.path, len(body), content_type, request.id)
-        for fresh in (False, True):
-            relay = self._relay(request, lease.replica)
-            try:
-                connection = await pool.connection(fresh=fresh)
-            except ENGINE_ERRORS as error:
-                why = f"the engine did not answer: {type(error).__name__}"
-                raise EngineError("upstream_failed", why, retryable=True) from error
-            was_used = connection.is_reused
-            request.client.feed_from(connection)
-            try:
-                connection.send(head, body, relay)
-                await relay.done
-                return relay
-            except EngineError:
-                # A kept connection may have been closed under the request: that says nothing about the engine.
-                if fresh or not was_used or relay.heard:
-                    raise
-            finally:
-                request.client.feed_from(None)
-                connection.let_go(relay, is_satisfied=relay.is_satisfied)
-        raise AssertionError("a fresh connection returns or raises")
+        return await ask_over(
+            lease.replica.client.pool,
+            request.client,
+            lambda: (head, body),
+            lambda: self._relay(request, lease.replica),
+            unreached="upstream_failed",
+        )
 
     def _engine_body(self, request: Request) -> tuple[bytes, str]:
-        assert request.generation is not None
-        model = request.generation.deployment
+        assert request.served is not None
+        model = request.served.deployment
         if isinstance(request.asked, AskedForm):
             return request.asked.for_engine(model=model)
-        context_length = request.generation.member.context_length
+        context_length = request.served.member.context_length
         return request.asked.for_engine(model=model, context_length=context_length), "application/json"
 
     def _relay(self, request: Request, replica: Replica) -> Relay:
@@ -336,9 +327,7 @@ class Gateway:
         relay = request.relay = self._new_relay(request, "external", _nothing)
         return relay
 
-    def _new_relay(
-        self, request: Request, route: Literal["local", "external"], progressed: Callable[[], None]
-    ) -> Relay:
+    def _new_relay(self, request: Request, route: RouteClass, progressed: Callable[[], None]) -> Relay:
         headers = {
             "X-Request-Id": request.id,
             "x-sbproxy-logical-model": request.name,
@@ -366,7 +355,7 @@ class Gateway:
     # What is told
 
     def _count(self, request: Request, relay: Relay | None, status: int, now_s: float) -> None:
-        assert request.generation is not None
+        assert request.served is not None
         broke = relay is not None and relay.problem is not None
         if relay is not None and relay.problem is not None:
             self._log.warning("stream broke", request_id=request.id, reason=relay.problem.message)
@@ -375,7 +364,7 @@ class Gateway:
         first_s = None if relay is None or relay.first_byte_s is None else relay.first_byte_s - request.began_s
         self._meter.finished(
             Outcome(
-                request.generation.deployment,
+                request.served.deployment,
                 status,
                 (request.admitted_s or now_s) - request.began_s,
                 first_s,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from sbctl.runtime.gateway.surface import capabilities
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.routes import Caller, RouteTable
-from sbctl.trust.bundle import OriginMember
+from sbctl.trust.bundle import DeploymentMember, OriginMember
 
-__all__ = ["cold_deployments", "model_rows"]
+__all__ = ["Availability", "cold_deployments", "described_model", "model_rows"]
+
+Availability = Literal["ready", "cold", "unavailable"]
 
 
 def model_rows(table: RouteTable, origin: OriginMember, caller: Caller) -> dict[str, dict[str, Any]]:
@@ -30,18 +32,22 @@ def cold_deployments(generations: Mapping[str, Generation]) -> list[str]:
 
 
 def _row(name: str, generation: Generation) -> dict[str, Any]:
-    member, ready = generation.member, generation.ready_replicas
+    ready = generation.ready_replicas
     failed = all(replica.crash_looping or replica.stopped_by == "operator" for replica in generation.replicas)
+    state: Availability = "ready" if ready else "unavailable" if failed else "cold"
+    return described_model(name, generation.member, state=state, ready=ready, desired=len(generation.replicas))
+
+
+def described_model(
+    name: str, member: DeploymentMember, *, state: Availability, ready: int, desired: int
+) -> dict[str, Any]:
+    """One model under its public name. `ready` and `desired` count replicas."""
     row = {
         "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "sbproxy",
-        "availability": {
-            "state": "ready" if ready else "unavailable" if failed else "cold",
-            "ready_replicas": ready,
-            "desired_replicas": len(generation.replicas),
-        },
+        "availability": {"state": state, "ready_replicas": ready, "desired_replicas": desired},
         "capabilities": capabilities(member.mode),
         "context_window": member.context_length,
         "description": f"{member.artifact.model} ({member.artifact.variant})",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from sbctl.runtime.gateway.answers import Answer
 from sbctl.runtime.gateway.events import Usage
 from sbctl.runtime.generation import Generation
+from sbctl.runtime.replica import Replica
 from sbctl.runtime.routes import RouteTable
-from sbctl.trust.bundle import ApiKeyEntry
+from sbctl.trust.bundle import ApiKeyEntry, DeploymentMember
 
-__all__ = ["Client", "Desired", "Keys", "Meter", "Outcome", "Source"]
+__all__ = ["Client", "Desired", "Keys", "Meter", "Outcome", "Served", "Source"]
 
 
 class Desired(Protocol):
@@ -23,6 +24,19 @@ class Desired(Protocol):
 
     @property
     def generations(self) -> Mapping[str, Generation]: ...
+
+
+class Served(Protocol):
+    """A deployment that answers requests, on this host or on others. `replicas`: those of this host."""
+
+    @property
+    def deployment(self) -> str: ...
+
+    @property
+    def member(self) -> DeploymentMember: ...
+
+    @property
+    def replicas(self) -> Sequence[Replica]: ...
 
 
 class Client(Protocol):

@@ -8,6 +8,7 @@ from sbctl.runtime.admission import Priority
 from sbctl.runtime.gateway.asked import Asked
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.form import AskedForm
+from sbctl.runtime.gateway.ports import Served
 from sbctl.runtime.gateway.relay import Relay
 from sbctl.runtime.gateway.surface import Operation
 from sbctl.runtime.generation import Generation
@@ -33,7 +34,10 @@ class Request:
     """The caller's prompts go to nobody who may train on them."""
     admitted_s: float | None = None
     name: str = ""
+    served: Served | None = None
+    """The deployment that answers, wherever it runs."""
     generation: Generation | None = None
+    """Of it, where this host's own replicas are asked."""
     stand_ins: tuple[StandIn, ...] = ()
     """Who is asked after the deployment of the public name."""
     instead: str | None = None

@@ -106,7 +106,7 @@ class PeerWorker:
         self._drain = drain
         self._meter = meter
         self._metrics = metrics
-        self._fence = fence or ReplayFence()
+        self._fence = ReplayFence() if fence is None else fence
         self._stopping = False
         self._log = get_log("peer")
 
@@ -167,6 +167,7 @@ class PeerWorker:
             signed_with=verified.peer.certificate_sha256,
             now_unix_ms=now_ms,
         )
+        connection.claims = verified.peer.claims
         loop = asyncio.get_running_loop()
         self._fence.accept(
             envelope.issuer_node_id,
@@ -177,7 +178,6 @@ class PeerWorker:
         )
         if self._marks.known().get(envelope.issuer_node_id) != verified.mark:
             self._marks.note(envelope.issuer_node_id, verified.mark)
-        connection.claims = verified.peer.claims
         generation = self._assigned.serving(envelope.deployment, envelope.deployment_generation)
         operation = SURFACE[envelope.path]
         asked = await _read(operation, body, envelope.content_type or "")
