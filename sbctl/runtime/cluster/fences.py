@@ -1,8 +1,9 @@
-"""What this node will never go behind, in one SQLite file: marks of its peers, fences of the lease-holder's word, and that word itself.
+"""What this node will never go behind, in one SQLite file: marks of its peers, fences of bundle and lease-holder, and what moved them.
 
 What returned is on disk (WAL, synchronous=FULL), and a caller uses a document only after its mark or fence was kept. A fence and the document
-that moved it are one transaction, so a restart without the store obeys what was obeyed before. Marks are also held in memory: reading them
-costs nothing, and a collection of the whole directory is written at once.
+that moved it are one transaction, so a restart without the store serves the bundle and obeys the assignment of before. Members that ran here
+are kept too: a rollout that is taken back needs one that no bundle holds any more. Marks are also held in memory: reading them costs nothing,
+and a collection of the whole directory is written at once.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
+from pydantic import ValidationError
+
 from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import RefusedError, SbctlError, StateError
-from sbctl.base.limits import ENROLLED_HOURS_MAX
+from sbctl.base.limits import BUNDLE_MAX_BYTES, ENROLLED_HOURS_MAX
+from sbctl.trust.bundle import DeploymentMember
+from sbctl.trust.cluster_bundle import ClusterBundlePayload, VerifiedClusterBundle, replica_digest
 from sbctl.trust.cluster_fences import LeaseFence
+from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.identity import HighWater
 from sbctl.trust.peer_documents import PeerMark
+from sbctl.trust.verifier import Fence, parse_payload
 
-__all__ = ["PEERS_MAX", "ClusterFences", "Fenced"]
+__all__ = ["PEERS_MAX", "ClusterFences", "Fenced", "KeptBundle"]
 
 PEERS_MAX: Final = 16_384
 """Nodes whose marks are kept, those that left the cluster too."""
@@ -40,7 +48,20 @@ _SCHEMA: Final = (
                          digest TEXT NOT NULL, document TEXT NOT NULL, document_sha256 TEXT NOT NULL) STRICT""",
     """CREATE TABLE heard (only INTEGER PRIMARY KEY CHECK (only = 1), lease_epoch INTEGER NOT NULL, authority_at REAL) STRICT""",
     "INSERT INTO heard VALUES (1, 0, NULL)",
+    """CREATE TABLE bundle (only INTEGER PRIMARY KEY CHECK (only = 1), key_epoch INTEGER NOT NULL, revision INTEGER NOT NULL,
+                          content_digest TEXT NOT NULL, signer TEXT NOT NULL, envelope TEXT NOT NULL, envelope_sha256 TEXT NOT NULL) STRICT""",
+    "CREATE TABLE member (digest TEXT PRIMARY KEY, document TEXT NOT NULL, used INTEGER NOT NULL) STRICT",
 )
+_MEMBERS_KEPT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBundle:
+    """The bundle of the cluster whose content counts here, and the text that was signed."""
+
+    payload: ClusterBundlePayload
+    signer: str
+    envelope: str
 
 
 class ClusterFences:
@@ -185,6 +206,57 @@ class ClusterFences:
         if sha256_bytes(str(row[0]).encode()) != row[1]:
             raise self._damaged(f"the {kind} does not have its digest")
         return str(row[0])
+
+    def bundle_fence(self) -> Fence | None:
+        """The newest bundle of the cluster that was ever accepted here."""
+        row = self._row("SELECT key_epoch, revision, content_digest FROM bundle")
+        return None if row is None else Fence(int(row[0]), int(row[1]), str(row[2]))
+
+    def accept_bundle(self, verified: VerifiedClusterBundle, envelope: str) -> None:
+        """Move the fence and keep the bundle, all or nothing. Raises SbctlError `cluster.state_not_written`."""
+        fence = verified.fence
+        kept = (fence.key_epoch, fence.revision, fence.content_digest, verified.signer, envelope)
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO bundle VALUES (1, ?, ?, ?, ?, ?, ?)", (*kept, sha256_bytes(envelope.encode()))
+            )
+            _hear(db, datetime.fromisoformat(verified.payload.issued_at))
+
+    def bundle(self) -> KeptBundle | None:
+        """As it was accepted, checked by its digest, not by signature or age. Raises StateError `cluster.state_damaged`."""
+        row = self._row("SELECT signer, envelope, envelope_sha256 FROM bundle")
+        if row is None:
+            return None
+        signer, envelope, digest = (str(value) for value in row)
+        if sha256_bytes(envelope.encode()) != digest:
+            raise self._damaged("the accepted bundle does not have its digest")
+        _type, raw, _keyids = unverified_payload(envelope, max_bytes=BUNDLE_MAX_BYTES)
+        return KeptBundle(parse_payload(raw, ClusterBundlePayload), signer, envelope)
+
+    def remember(self, members: Mapping[str, DeploymentMember]) -> None:
+        """Members that begin to run here, by `replica_digest`. The newest 1,024 are kept. Raises SbctlError `cluster.state_not_written`."""
+        with self._transaction() as db:
+            newest = int(db.execute("SELECT coalesce(max(used), 0) FROM member").fetchone()[0]) + 1
+            db.executemany(
+                "INSERT OR REPLACE INTO member VALUES (?, ?, ?)",
+                [(digest, member.model_dump_json(), newest) for digest, member in members.items()],
+            )
+            db.execute(
+                "DELETE FROM member WHERE digest NOT IN (SELECT digest FROM member ORDER BY used DESC, digest LIMIT ?)",
+                (_MEMBERS_KEPT,),
+            )
+
+    def remembered(self) -> Mapping[str, DeploymentMember]:
+        """As `node_content` takes them. One that this version cannot read is left out: nothing can be started from it."""
+        found: dict[str, DeploymentMember] = {}
+        with self._lock:
+            rows = self._connection.execute("SELECT digest, document FROM member").fetchall()
+        for digest, document in rows:
+            with contextlib.suppress(ValidationError):
+                member = DeploymentMember.model_validate_json(document)
+                if replica_digest(member) == digest:
+                    found[str(digest)] = member
+        return found
 
     @property
     def lease_epoch_seen(self) -> int:

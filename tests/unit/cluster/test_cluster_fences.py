@@ -17,9 +17,11 @@ from sbctl.base.errors import SbctlError
 from sbctl.runtime.cluster import fences
 from sbctl.runtime.cluster.boot_epoch import next_boot_epoch, take_boot_epoch
 from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.trust.cluster_bundle import replica_digest, verify_cluster_bundle
 from sbctl.trust.cluster_fences import LeaseFence
 from sbctl.trust.identity import HighWater
 from sbctl.trust.peer_documents import PeerMark
+from tests.simulators.cluster_bundles import TRUST, host_member, signed_bundle
 from tests.simulators.cluster_trust import NOW
 from tests.simulators.power_cut import CutPoint, PowerCut
 from tests.simulators.sqlite_disk import is_possible, told_to
@@ -63,6 +65,37 @@ def test_what_was_kept_is_there_after_a_restart(root: Path) -> None:
     assert (again.accepted("assignment"), again.accepted("placement"), again.fence("lease")) == ("the text", None, None)
     assert again.lease_epoch_seen == 7
     assert again.authority_heard_at() == NOW
+
+
+def test_the_bundle_is_served_after_a_restart_without_a_store(root: Path) -> None:
+    text = signed_bundle()
+    verified = verify_cluster_bundle(text, trust=TRUST, cluster_id="prod", fence=None, now=NOW)
+    first = ClusterFences(root / "cluster.db")
+    assert (first.bundle(), first.bundle_fence()) == (None, None)
+    first.accept_bundle(verified, text)
+    first.close()
+    again = ClusterFences(root / "cluster.db")
+    kept = again.bundle()
+    assert kept is not None
+    assert (kept.payload, kept.signer, kept.envelope) == (verified.payload, "ops", text)
+    assert again.bundle_fence() == verified.fence
+    assert again.authority_heard_at() == NOW
+    with closing(sqlite3.connect(root / "cluster.db", isolation_level=None)) as other:
+        other.execute("UPDATE bundle SET envelope = replace(envelope, 'ops', 'spo')")
+    assert code(again.bundle) == "cluster.state_damaged"
+
+
+def test_members_that_ran_here_are_kept_the_newest_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fences, "_MEMBERS_KEPT", 2)
+    members = [host_member(max_concurrency=number) for number in (1, 2, 3)]
+    digests = [replica_digest(member) for member in members]
+    kept = ClusterFences(root / "cluster.db")
+    for number in (0, 1, 0, 2):
+        kept.remember({digests[number]: members[number]})
+    assert kept.remembered() == {digests[0]: members[0], digests[2]: members[2]}
+    with closing(sqlite3.connect(root / "cluster.db", isolation_level=None)) as other:
+        other.execute("UPDATE member SET document = '{}' WHERE digest = ?", (digests[0],))
+    assert list(kept.remembered()) == [digests[2]]
 
 
 def test_what_was_heard_never_goes_back(root: Path) -> None:
