@@ -66,6 +66,7 @@ from sbctl.runtime.observed_memory import ObservedMemory, Running
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.public_tls_service import HeldCertificate, with_certificate
+from sbctl.runtime.pull_process import PullProcess
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.replica_room import budget_of
@@ -114,11 +115,17 @@ class Daemon:
             paths,
             settings.cache_directory,
             self._host.new_socket,
+            PullProcess(
+                settings.cache_directory,
+                lambda: config.egress,
+                paths.secrets,
+                os.environ,
+                offline=config.offline,
+            ),
             budget_bytes=config.cache_budget_bytes,
             offline=config.offline,
             by_hand=settings.started_by_hand,
             events=self._events,
-            fetch_settings=lambda: host_fetch_settings(config, paths, os.environ),
             metrics=self._metrics.weights,
             devices=tuple(budget.devices),
             safety_margin=config.safety_margin,

@@ -16,19 +16,19 @@ from sbctl.base.secret import Secret
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 
-__all__ = ["host_fetch_settings", "provider_key"]
+__all__ = ["egress_settings", "host_fetch_settings", "provider_key"]
 
 _SECRET_MAX_BYTES: Final = 64 * KIB
 
 
 def provider_key(paths: NodePaths, environ: Mapping[str, str], name: str) -> Secret:
     """The key of an external provider. Raises InputError `egress.secret_missing`."""
-    return _sent_secret(paths, environ, name)
+    return _sent_secret(paths.secrets, environ, name)
 
 
-def _sent_secret(paths: NodePaths, environ: Mapping[str, str], name: str) -> Secret:
+def _sent_secret(secrets: Path, environ: Mapping[str, str], name: str) -> Secret:
     credentials = environ.get("CREDENTIALS_DIRECTORY")
-    path = (Path(credentials) if credentials else paths.secrets) / name
+    path = (Path(credentials) if credentials else secrets) / name
     try:
         return Secret(read_bounded(path, max_bytes=_SECRET_MAX_BYTES).strip())
     except InputError as error:
@@ -42,8 +42,13 @@ def _sent_secret(paths: NodePaths, environ: Mapping[str, str], name: str) -> Sec
 
 def host_fetch_settings(config: RuntimeConfig | None, paths: NodePaths, environ: Mapping[str, str]) -> FetchSettings:
     """`config` None: no apply has been here yet. Raises InputError `egress.*`, `artifact.setting_invalid`."""
+    return egress_settings(Egress() if config is None else config.egress, paths.secrets, environ)
+
+
+def egress_settings(egress: Egress, secrets: Path, environ: Mapping[str, str]) -> FetchSettings:
+    """The same, with the directory of the host's secrets."""
 
     def secret(name: EgressSecret) -> Secret:
-        return _sent_secret(paths, environ, name)
+        return _sent_secret(secrets, environ, name)
 
-    return fetch_settings(Egress() if config is None else config.egress, environ, secret)
+    return fetch_settings(egress, environ, secret)

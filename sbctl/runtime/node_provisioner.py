@@ -14,11 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.cache_calls import collected
-from sbctl.artifacts.fetch_policy import FetchSettings
-from sbctl.artifacts.fetcher import Fetcher
-from sbctl.artifacts.foreign_caches import foreign_caches
 from sbctl.artifacts.model import ArtifactFacts
-from sbctl.artifacts.pull import pull
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import ArtifactError, EngineError, SbctlError
 from sbctl.base.flock import FileLock
@@ -35,6 +31,7 @@ from sbctl.runtime.listener_proof import free_loopback_port
 from sbctl.runtime.log import get_log
 from sbctl.runtime.observed_memory import observed_memory
 from sbctl.runtime.provision import Prepared, Progress
+from sbctl.runtime.pull_process import Puller
 from sbctl.runtime.replica_room import room_of
 from sbctl.runtime.room import Room
 from sbctl.runtime.weight_metrics import WeightMetrics
@@ -45,11 +42,6 @@ __all__ = ["NodeProvisioner"]
 _DRIVERS: Final[Mapping[str, EngineDriver]] = {driver.engine: driver for driver in (LlamaCpp(),)}
 
 
-def _no_settings() -> FetchSettings:
-    """Straight to the usual places."""
-    return FetchSettings.from_environ({})
-
-
 class NodeProvisioner:
     """One a daemon. Weights that a replica was given are leased until `keep_only`, so that nobody removes them under an engine."""
 
@@ -58,12 +50,12 @@ class NodeProvisioner:
         paths: NodePaths,
         cache_directory: Path,
         new_socket: Callable[[], Path],
+        puller: Puller,
         *,
         budget_bytes: int | None = None,
         offline: bool = False,
         by_hand: bool = False,
         events: EventSink = NO_EVENTS,
-        fetch_settings: Callable[[], FetchSettings] = _no_settings,
         metrics: WeightMetrics | None = None,
         devices: Collection[str] = (),
         safety_margin: float = 0.0,
@@ -74,7 +66,7 @@ class NodeProvisioner:
         self._offline = offline
         self._by_hand = by_hand
         self._events = events
-        self._fetch_settings = fetch_settings
+        self._puller = puller
         self._metrics = metrics if metrics is not None else WeightMetrics(CollectorRegistry())
         self._devices = tuple(devices)
         self._safety_margin = safety_margin
@@ -152,18 +144,11 @@ class NodeProvisioner:
     async def _pull(self, facts: ArtifactFacts, progress: Progress) -> int:
         """How many bytes came over the network."""
         name = f"{facts.model}:{facts.variant}"
-        foreign = await asyncio.to_thread(foreign_caches, os.environ)
-        settings = await asyncio.to_thread(self._fetch_settings)
-        async with Fetcher(settings) as fetcher:
-            result = await pull(
-                self._cache,
-                facts,
-                progress=lambda done, total: progress(done, total, name),
-                fetcher=fetcher,
-                offline=self._offline,
-                foreign=foreign,
-                note=lambda sentence: self._log.warning("a source was left", model=name, note=sentence),
-            )
+        result = await self._puller(
+            facts,
+            progress=lambda done, total: progress(done, total, name),
+            note=lambda sentence: self._log.warning("a source was left", model=name, note=sentence),
+        )
         if result.quarantined:
             files = ", ".join(map(str, result.quarantined))
             said = (

@@ -11,11 +11,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.error_kinds import ERROR_KINDS, error_kind
 from sbctl.artifacts.model import ArtifactFacts
+from sbctl.artifacts.pull import pull
 from sbctl.base.errors import ArtifactError, SbctlError
 from sbctl.node.paths import NodePaths
 from sbctl.node.records import EventKind
 from sbctl.runtime.node_provisioner import NodeProvisioner
 from sbctl.runtime.provision import quiet
+from sbctl.runtime.pull_process import Fetched
 from sbctl.runtime.weight_metrics import WeightMetrics
 from tests.simulators.runtime_world import Operator, content, member, weights
 
@@ -42,15 +44,23 @@ class World:
             self.paths,
             self.paths.models,
             lambda: root / "socket",
+            self.pull_here,
             events=self.heard,
             metrics=WeightMetrics(registry),
             **options,
         )
 
+        self.offline = bool(options.get("offline"))
+
         async def found(_member: Any) -> Any:
             return None
 
         monkeypatch.setattr(self.provisioner, "check_engine", found)
+
+    async def pull_here(self, facts: ArtifactFacts, *, progress: Any, note: Any) -> Fetched:
+        """As the process beside a daemon does it, without the process."""
+        result = await pull(self.cache, facts, progress=progress, offline=self.offline, note=note)
+        return Fetched(result.downloaded_bytes, result.quarantined)
 
     def facts(self, name: str) -> ArtifactFacts:
         return weights(self.root, name)
