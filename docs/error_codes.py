@@ -13,11 +13,14 @@ from sbctl.base import errors
 from sbctl.base.errors import HTTP_STATUS, ExitCode, SbctlError
 
 HTTP_SENTENCES: Final = {
+    "address_refused": "the admin API is not open to the caller's address: proxy.admin.allow_ips lists those that it is open to",
+    "artifact_in_use": "the weights are needed; `reason` says by whom: resident, configured, leased, locked",
     "authority_unavailable": "the authority cannot issue an identity now; its log says why",
     "crash_loop": "the engine ended too often; reset the deployment once the cause is mended",
     "csrf_missing": "a change with a session's cookie alone: send its token as X-CSRF-Token",
     "deployment_busy": "it has requests, and only what is idle is evicted",
     "deployment_healthy": "every replica is ready, so there is nothing to reset",
+    "drain_timeout": "requests still ran when the time to drain was over, and are not cut off for a change; nothing changed",
     "draining": "the model is being replaced or stopped",
     "enrollment_denied": "the join token is not valid, or not for what was asked; the authority's audit file has the reason",
     "engine_missing": "the engine that the bundle names is not installed here",
@@ -31,8 +34,10 @@ HTTP_SENTENCES: Final = {
     "invalid_desired": "the desired state cannot be read",
     "invalid_request": "the request is not one that is passed on; the sentence names the field",
     "method_not_allowed": "the route has no such method",
+    "no_cache_budget": "the cache has no budget to bring it within: proxy.model_host.cache.budget_gib",
     "overloaded": "too many connections; health still answers",
     "prepare_failed": "the candidate could not be prepared; nothing changed",
+    "reload_in_progress": "the file is being taken up at this moment; ask again when it is",
     "renewal_denied": "the identity that was shown gets no other; the sentence says why, and the server's audit file too",
     "revision_conflict": "the revision was accepted with other content, or somebody wrote the deployments in between",
     "runtime_commit_failed": "the accepted state could not be stored",
@@ -72,7 +77,7 @@ NOT_CODES: Final = re.compile(
     r"(?:started|stopped|activated|accepted|refused|cleared|changed|adopted|crashed|drained|resumed|installed|public_changed)"
     r"|artifact\.(?:list|prune)|enrollment\.(?:request|install|remove|ask)|runtime\.certificate"
     r"|weights\.(?:quarantined|collected)|certificate\.(?:public_changed|renewal_failed)"
-    r"|config\.(?:reload|taken|refused)|bundle\.accept|deployments\.replace|deployment\.(?:stopped|released)|audit\.verify"
+    r"|config\.(?:reload|taken|refused)|bundle\.accept|deployments\.replace|deployment\.(?:stopped|released)|audit\.(?:verify|trimmed)|cache\.collect|runtime\.keys"
     r"|models\.(?:list|show|pull|remove|prune|lock|ps|load|stop|drain|reset)"
     r"|(?:attention|general|shortconv|ssm|wkv)\.[a-z_]+|output\.weight|response\.[a-z]+|admin\.port"
     r"|(?:memory|cgroup|cpu|cpuacct)\.[a-z_]+|system\.slice|yaml\.cmake"

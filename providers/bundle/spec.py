@@ -19,6 +19,7 @@ from sbctl.plan.selection import merge_member_maps
 __all__ = ["content_of", "desired", "digest_of", "merged", "own_fields_for_reader", "restored"]
 
 _CONTENT: Final = ("deployments", "origins", "api_keys", "public")
+_CATALOG: Final = "catalog"
 _SIGNED_UNDER: Final = ("lineage", "key_epoch")
 
 
@@ -40,6 +41,7 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
                 "origins": {name: member for name, (member, _) in origins.items()},
                 "api_keys": {name: entry.model_dump(mode="json") for name, entry in host.api_keys.items()},
                 "public": host.public,
+                **_offered(host),
             }
             known[key] = (spec, fingerprint(spec))
         spec, digest = known[key]
@@ -55,12 +57,21 @@ def _key(host: CompiledHost, members: Mapping[str, Any], origins: Mapping[str, A
         tuple((name, digest) for name, (_, digest) in origins.items()),
         tuple((name, entry.model_dump_json()) for name, entry in host.api_keys.items()),
         host.public,
+        id(host.catalog) if host.model_host.authority == "admin_managed" else None,
     )
+
+
+def _offered(host: CompiledHost) -> dict[str, Any]:
+    """The operator's own models, where the admin API may choose from them; nothing where there are none."""
+    if host.model_host.authority != "admin_managed":
+        return {}
+    own = host.catalog.operators_document()
+    return {} if own is None else {_CATALOG: own.model_dump(mode="json", exclude_defaults=True)}
 
 
 def content_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the signed document's `content` is."""
-    return {name: spec[name] for name in _CONTENT}
+    return {name: spec[name] for name in (*_CONTENT, *((_CATALOG,) if _CATALOG in spec else ()))}
 
 
 def digest_of(spec: Mapping[str, Any]) -> str:
@@ -76,7 +87,12 @@ def own_fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
         "public": spec["public"],
         "open": bool(spec["public"] or not spec["api_keys"]),
         "key_epoch": spec["key_epoch"],
+        **({"catalog": _models_for_reader(spec[_CATALOG])} if _CATALOG in spec else {}),
     }
+
+
+def _models_for_reader(catalog: Mapping[str, Any]) -> dict[str, str]:
+    return {name: fingerprint(model)[:12] for name, model in catalog["models"].items()}
 
 
 def merged(

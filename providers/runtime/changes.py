@@ -28,7 +28,7 @@ __all__ = ["diff"]
 _ACTIVATE_DEADLINE_S: Final = 600.0
 """Stop, start, prove, and all of it once more for the old one when the new one does not."""
 _PORTS: Final = frozenset(
-    {"http_bind_address", "http_bind_port", "https_bind_port", "admin_enabled", "admin_bind", "admin_port"}
+    {"http_bind_address", "http_bind_port", "https_bind_port", "admin_enabled", "admin_bind", "admin_port", "admin_tls"}
 )
 _FILES: Final[Mapping[str, tuple[str, str]]] = {
     "unit_sha256": ("unit", "the unit on the host is not the one that was written"),

@@ -36,6 +36,8 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
         tls_cert_file=None if node_files is None else node_files[0],
         tls_key_file=None if node_files is None else node_files[1],
         admin_enabled=proxy.admin.enabled,
+        admin_tls=proxy.admin.tls is not None,
+        admin_allow_ips=proxy.admin.allow_ips,
         admin_bind=proxy.admin.bind,
         admin_port=proxy.admin.port,
         admin_username=proxy.admin.username,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sbctl.artifacts.answers import CachedArtifact, CacheListing, Collected, Pruned, Pulled, Removed, Verified
 from sbctl.artifacts.cache import ArtifactCache, CacheEntry
-from sbctl.artifacts.collection import collect, disk_bytes, is_leased, prune
+from sbctl.artifacts.collection import Collection, collect, disk_bytes, is_leased, prune
 from sbctl.artifacts.download import Progress
 from sbctl.artifacts.fetch_policy import FetchSettings
 from sbctl.artifacts.fetcher import Fetcher
@@ -18,7 +18,7 @@ from sbctl.artifacts.publication import distinct
 from sbctl.artifacts.pull import Note, PullResult, pull
 from sbctl.artifacts.usage import read_usage, set_pinned
 from sbctl.base import fs
-from sbctl.base.errors import ArtifactError, SbctlError
+from sbctl.base.errors import ArtifactError, RefusedError, SbctlError
 
 __all__ = ["CacheCalls", "collected"]
 
@@ -146,6 +146,18 @@ class CacheCalls:
         """Raises RefusedError `artifact.in_use`, `cache.locks_unreliable`."""
         removal = self.cache.remove(artifact)
         return Removed(removed=removal.removed, reclaimed_bytes=removal.reclaimed_bytes)
+
+    def collect(self) -> Collection:
+        """Bring the cache within its budget. Raises RefusedError `cache.use_unknown` where what deployments need cannot be told, or there is
+        no budget; what `collection.collect` raises."""
+        if self.budget_bytes is None or self.configured is None:
+            raise RefusedError(
+                "cache.use_unknown",
+                "what the deployments of this host need cannot be told, so nothing is collected",
+                place=str(self.cache.root),
+                next_step="sbctl logs says why the accepted bundle cannot be read; sbctl apply sends it again",
+            )
+        return collect(self.cache, self.budget_bytes, configured=self.configured)
 
     def prune(self, *, dry_run: bool, everything: bool) -> Pruned:
         """Raises RefusedError `cache.locks_unreliable`."""

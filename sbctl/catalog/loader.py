@@ -65,6 +65,14 @@ class Catalog:
             }
         )
 
+    def operators_document(self) -> CatalogDocument | None:
+        """The operator's entries alone, as a document again; None where there are none."""
+        own = [entry for entry in self.entries.values() if not entry.builtin]
+        if not own:
+            return None
+        models = {entry.id: entry.model for entry in own}
+        return CatalogDocument(schema_version=2, catalog_revision=own[0].revision, models=models)
+
     def overlaid(self, document: CatalogDocument) -> tuple[Catalog, tuple[str, ...]]:
         """This catalog with an operator's document over it, and the ids that it replaced, sorted."""
         added = {

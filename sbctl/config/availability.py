@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Final
 
-from sbctl.base.field_types import is_loopback
 from sbctl.base.scrypt import SCRYPT_PATTERN
+from sbctl.config.admin_reach import check_reach
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Document, Path
 from sbctl.config.fleet import FleetModel
@@ -18,7 +17,7 @@ __all__ = ["check_cluster", "check_fleet", "check_proxy", "not_available"]
 
 _CODE: Final = "config.not_available"
 _UNMANAGED_ADMIN: Final = (
-    "max_log_entries", "prompt_persistence_path", "prompt_persistence_encryption", "trace_url_template"
+    "max_log_entries", "prompt_persistence_path", "prompt_persistence_encryption", "trace_url_template", "cors_origins"
 )  # fmt: skip
 
 
@@ -63,17 +62,7 @@ def _check_admin_managed(report: Report, proxy: ProxyModel, view: View) -> None:
 
 
 def _check_admin(report: Report, admin: AdminModel, view: View) -> None:
-    def refuse(name: str, sentence: str) -> None:
-        remedy = "the admin API listens on loopback; reach it through ssh -L"
-        not_available(report, view, ("admin", name), sentence, remedy=remedy)
-
-    if not is_loopback(admin.bind):
-        refuse("bind", "an admin API off loopback is not in this version of sbctl")
-    if any(not _stays_on_loopback(entry) for entry in admin.allow_ips):
-        refuse("allow_ips", "admin callers from other machines are not in this version of sbctl")
-    for name in ("tls", "cors_origins"):
-        if getattr(admin, name):
-            refuse(name, f"admin.{name} is not in this version of sbctl")
+    check_reach(report, admin, view)
     written = admin.model_fields_set
     for name in _UNMANAGED_ADMIN:
         if name in written:
@@ -96,17 +85,18 @@ def _check_admin(report: Report, admin: AdminModel, view: View) -> None:
                 view.value_span((*where, "password_hash")),
                 notes=("sbctl admin hash-password makes one",),
             )
-        if operator.tenant is not None:
-            sentence = "admin.operators.tenant is not in this version of sbctl"
-            not_available(report, view, where, sentence, remedy="leave tenant out: a role says what an operator may do")
+    _check_tenants(report, admin, view)
 
 
-def _stays_on_loopback(entry: str) -> bool:
-    try:
-        network = ipaddress.ip_network(entry, strict=False)
-    except ValueError:
-        return True
-    return is_loopback(str(network.network_address)) and is_loopback(str(network.broadcast_address))
+def _check_tenants(report: Report, admin: AdminModel, view: View) -> None:
+    """Once, however many have one."""
+    first = next((index for index, one in enumerate(admin.operators) if one.tenant is not None), None)
+    if first is not None:
+        report.note(
+            "config.not_managed",
+            "an operator's tenant is kept, and restricts nothing: SBproxy limits /api/meter by it, which sbctl does not serve",
+            view.value_span(("admin", "operators", first, "tenant")),
+        )
 
 
 def check_fleet(report: Report, fleet: FleetModel, document: Document) -> None:

@@ -231,8 +231,12 @@ class ModelHostModel(Block):
 class AdminTlsModel(Block):
     noun: ClassVar[str] = "admin TLS"
 
-    cert: FilePath = Field(description="Certificate chain, PEM.")
-    key: FilePath = Field(description="Private key, PEM.")
+    cert: FilePath = Field(
+        description="Certificate chain, PEM, the server's own first: a file of the operator's machine, or node-file:PATH."
+    )
+    key: FilePath = Field(
+        description="Its private key, PEM without a passphrase: a file of the operator's machine, a reference (secret:, env:, exec:), or node-file:PATH."
+    )
 
 
 class OperatorModel(Block):
@@ -243,14 +247,19 @@ class OperatorModel(Block):
         description="Hash of the password by scrypt, as sbctl admin hash-password prints it."
     )
     role: Literal["read_only", "admin"] = Field(default="admin", description="What the operator may do.")
-    tenant: PlainText | None = Field(default=None, description="Tenant that the operator belongs to.")
+    tenant: PlainText | None = Field(
+        default=None, description="Kept, and not used: SBproxy limits /api/meter by it, which sbctl does not serve."
+    )
 
 
 class AdminModel(Block):
     noun: ClassVar[str] = "the admin API"
 
     enabled: bool = Field(default=False, description="Serve the admin API of the runtime.")
-    bind: IpAddress = Field(default="127.0.0.1", description="Address of the admin API. Loopback only in this version.")
+    bind: IpAddress = Field(
+        default="127.0.0.1",
+        description="Address of the admin API. Off loopback it needs tls, and allow_ips to let anybody in.",
+    )
     port: Port = Field(default=9090, description="Port of the admin API.")
     username: PlainText = Field(default="admin", description="Name of the main admin account.")
     password: SecretStr | None = Field(
@@ -264,11 +273,17 @@ class AdminModel(Block):
     prompt_persistence_path: FilePath | None = Field(default=None, description="Where prompt edits persist.")
     prompt_persistence_encryption: dict[str, object] | None = Field(default=None, description="How they are encrypted.")
     trace_url_template: PlainText | None = Field(default=None, description="Link template for traces.")
-    tls: AdminTlsModel | None = Field(default=None, description="TLS for the admin API.")
-    allow_ips: Items[PlainText] = Field(
-        default=(), description="Who may reach the admin API. Empty: this machine only."
+    tls: AdminTlsModel | None = Field(
+        default=None,
+        description="Serve the admin API over TLS alone. A host shows one certificate: with https_bind_port, name the files of tls_cert_file and tls_key_file.",
     )
-    cors_origins: Items[PlainText] = Field(default=(), description="Browser origins that may call the admin API.")
+    allow_ips: Items[PlainText] = Field(
+        default=(),
+        description="Addresses and networks (10.0.0.0/8) that may reach the admin API, beside this machine. Empty: this machine only.",
+    )
+    cors_origins: Items[PlainText] = Field(
+        default=(), description="Kept, and not used: pages of other sites are refused, whoever they are."
+    )
     operators: Items[OperatorModel] = Field(
         default=(),
         description="Further accounts of the admin API, with roles. They log in; Basic is for the main account.",

@@ -1,6 +1,6 @@
-"""TLS on the API by a certificate of the user's own: which files, and whether they can be served (SBproxy, proxy).
+"""TLS on API and admin API by a certificate of the user's own: which files, and whether they can be served (SBproxy, proxy).
 
-`tls_cert_file` and `tls_key_file` are files of the operator's machine, read now, or both `node-file:` paths that somebody else (certbot)
+`tls_cert_file` and `tls_key_file` (`admin.tls.cert`, `admin.tls.key` for an admin API alone) are files of the operator's machine, read now, or both `node-file:` paths that somebody else (certbot)
 keeps on the host. The key may also be a reference: `secret:`, `env:`, `exec:`. What can be judged here is judged here, before any host is
 touched; of a key nothing is kept.
 """
@@ -39,6 +39,20 @@ _PORT, _CERT, _KEY = "https_bind_port", "tls_cert_file", "tls_key_file"
 _FORCE_SSL: Final = "origins.*.force_ssl"
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a host shows, and where sb.yml names it."""
+
+    certificate: str
+    key: str
+    certificate_at: Path = (_CERT,)
+    key_at: Path = (_KEY,)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return ".".join(map(str, self.certificate_at)), ".".join(map(str, self.key_at))
+
+
 def check_force_ssl(
     report: Report, origins: Mapping[str, OriginModel], view: View, *, has_https: bool, accepted: tuple[str, ...]
 ) -> None:
@@ -70,29 +84,35 @@ class TlsReader:
     clock: Clock
 
     def read(self, proxy: ProxyModel, view: View, origins: Mapping[str, OriginModel]) -> CompiledTls | None:
-        """None without TLS, and with findings in the report."""
-        if not self._whole(proxy, view):
+        """None without TLS, and with findings in the report. API and admin API of a host show one certificate."""
+        of_api, of_admin = self._of_api(proxy, view), _of_admin(proxy)
+        files = of_api or of_admin
+        if files is None:
             return None
-        assert proxy.tls_cert_file is not None
-        assert proxy.tls_key_file is not None
-        key = self._key(proxy.tls_key_file, view)
+        if of_api is not None and of_admin is not None and not _are_same(of_api, of_admin):
+            message = "the admin API shows the certificate of the API, and admin.tls names other files"
+            notes = (f"name the same files as {_CERT} and {_KEY} do",)
+            self.report.add(_CONFLICT, message, view.key_span(("admin", "tls")), notes=notes)
+            return None
+        key = self._key(files, view)
         if key is None:
             return None
-        certificate = proxy.tls_cert_file.removeprefix("file:")
+        certificate = files.certificate.removeprefix("file:")
         on_node = certificate.startswith(_ON_NODE)
         if on_node != key.reference.startswith(_ON_NODE):
             message = "certificate and key are on the host both (node-file:), or on the operator's machine both"
-            self.report.add(_CONFLICT, message, view.value_span((_KEY,)))
+            self.report.add(_CONFLICT, message, view.value_span(files.key_at))
             return None
         if on_node:
-            return self._on_node(certificate.removeprefix(_ON_NODE), key.reference.removeprefix(_ON_NODE), view)
-        read = self._judged(certificate, key, view)
+            return self._on_node(files, key.reference.removeprefix(_ON_NODE), view)
+        read = self._judged(certificate, key, files, view)
         if read is None:
             return None
-        self._check_names(read, origins, view)
+        if of_api is not None:
+            self._check_names(read, origins, view)
         return CompiledTls(f"file:{certificate}", key.reference, read)
 
-    def _whole(self, proxy: ProxyModel, view: View) -> bool:
+    def _of_api(self, proxy: ProxyModel, view: View) -> _Files | None:
         given = [name for name in (_PORT, _CERT, _KEY) if getattr(proxy, name) is not None]
         if 0 < len(given) < 3:
             missing = [name for name in (_PORT, _CERT, _KEY) if name not in given]
@@ -108,12 +128,14 @@ class TlsReader:
             if used and port == proxy.https_bind_port:
                 message = f"{_PORT} and {name} are both {port}"
                 self.report.add("config.duplicate_port", message, view.value_span((_PORT,)))
-        return len(given) == 3
+        if len(given) < 3 or proxy.tls_cert_file is None or proxy.tls_key_file is None:
+            return None
+        return _Files(proxy.tls_cert_file, proxy.tls_key_file)
 
-    def _key(self, written: str, view: View) -> SecretRef | None:
-        path: Path = (_KEY,)
+    def _key(self, files: _Files, view: View) -> SecretRef | None:
+        written, path = files.key, files.key_at
         if "-----BEGIN" in written:
-            message = f"{_KEY} names where the private key is, and never is the key itself"
+            message = f"{files.names[1]} names where the private key is, and never is the key itself"
             self.report.add(
                 "config.bad_value", message, view.key_span(path), notes=("use a path, secret:, env: or exec:",)
             )
@@ -134,17 +156,19 @@ class TlsReader:
         )
         return None
 
-    def _on_node(self, certificate: str, key: str, view: View) -> CompiledTls | None:
-        for name, path in ((_CERT, certificate), (_KEY, key)):
+    def _on_node(self, files: _Files, key: str, view: View) -> CompiledTls | None:
+        certificate = files.certificate.removeprefix("file:").removeprefix(_ON_NODE)
+        places = zip(files.names, (files.certificate_at, files.key_at), (certificate, key), strict=True)
+        for name, at, path in places:
             if not path.startswith("/") or ".." in path.split("/"):
                 message = f"{name}: a path on the host is absolute"
-                self.report.add("config.bad_value", message, view.value_span((name,)))
+                self.report.add("config.bad_value", message, view.value_span(at))
                 return None
         return CompiledTls(f"{_ON_NODE}{certificate}", f"{_ON_NODE}{key}", None)
 
-    def _judged(self, certificate: str, key: SecretRef, view: View) -> PublicCertificate | None:
+    def _judged(self, certificate: str, key: SecretRef, files: _Files, view: View) -> PublicCertificate | None:
         """The certificate, when it can be served today with that key."""
-        where: Path = (_CERT,)
+        where, name = files.certificate_at, files.names[0]
         try:
             chain = read_bounded(self.directory / FilePath(certificate).expanduser(), max_bytes=PUBLIC_CHAIN_MAX_BYTES)
             found = read_public_certificate(chain)
@@ -156,22 +180,23 @@ class TlsReader:
             if soon is not None:
                 notes = ("renew it with whoever issued it, then run sbctl apply: no request is lost",)
                 self.report.note("tls.ends_soon", soon, view.value_span(where), notes=notes)
-            where = (_KEY,)
-            self._compare(chain, key, view)
+            where, name = files.key_at, files.names[1]
+            self._compare(chain, key, files, view)
         except InputError as error:
             advice = () if error.next_step is None else (error.next_step,)
-            self.report.add(error.code, f"{where[0]}: {error.message}", view.value_span(where), notes=advice)
+            self.report.add(error.code, f"{name}: {error.message}", view.value_span(where), notes=advice)
             return None
         return found
 
-    def _compare(self, chain: bytes, key: SecretRef, view: View) -> None:
+    def _compare(self, chain: bytes, key: SecretRef, files: _Files, view: View) -> None:
         """No command is run for a plan, and who only plans need not have the key; an apply compares in any case."""
         try:
             value = self.sources.read(key.reference) if not key.reference.startswith("exec:") else None
         except InputError as error:
-            message = f"{_KEY} cannot be read here, so it was not compared with the certificate: {error.message}"
+            said = "cannot be read here, so it was not compared with the certificate"
+            message = f"{files.names[1]} {said}: {error.message}"
             notes = ("who applies needs it",)
-            self.report.note("tls.key_not_read", message, view.value_span((_KEY,)), notes=notes)
+            self.report.note("tls.key_not_read", message, view.value_span(files.key_at), notes=notes)
             return
         if value is not None:
             check_pair(chain, value)
@@ -192,3 +217,18 @@ class TlsReader:
                 f"the certificate is not for {', '.join(sorted(lacking)[:5])}: https callers of that name refuse it"
             )
             self.report.note("tls.name_missing", message, view.value_span((_CERT,)), notes=notes)
+
+
+def _of_admin(proxy: ProxyModel) -> _Files | None:
+    """Nothing where the admin API is off: what it would show is not sent."""
+    tls = proxy.admin.tls
+    if tls is None or not proxy.admin.enabled:
+        return None
+    return _Files(tls.cert, tls.key, ("admin", "tls", "cert"), ("admin", "tls", "key"))
+
+
+def _are_same(one: _Files, other: _Files) -> bool:
+    return (one.certificate.removeprefix("file:"), one.key.removeprefix("file:")) == (
+        other.certificate.removeprefix("file:"),
+        other.key.removeprefix("file:"),
+    )

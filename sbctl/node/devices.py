@@ -24,7 +24,7 @@ class NvidiaDevices:
     driver: str | None = None
     cuda: str | None = None
     gpus: tuple[dict[str, str | int], ...] = ()
-    """Each with `name`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, `compute_capability`, as far as it tells."""
+    """Each with `name`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, `utilization_percent`, `compute_capability`, as far as it tells."""
     holders: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """Of each device by its uuid: the processes that compute on it, with the bytes of it that they have."""
     problem: str | None = None
@@ -69,6 +69,8 @@ def _gpu(nvml: Any, index: int) -> dict[str, str | int]:
     with contextlib.suppress(nvml.NVMLError):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         told["memory_total_bytes"], told["memory_free_bytes"] = int(memory.total), int(memory.free)
+    with contextlib.suppress(nvml.NVMLError):
+        told["utilization_percent"] = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     with contextlib.suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         told["compute_capability"] = f"{major}.{minor}"

@@ -193,6 +193,10 @@ class RuntimeConfig(Params):
     tls_key_file: str | None = None
     """Both, where somebody else keeps chain and key on this host; else they were installed by `runtime.certificate`."""
     admin_enabled: bool = False
+    admin_tls: bool = False
+    """The admin API is served over TLS alone, with the host's certificate. Needed off loopback."""
+    admin_allow_ips: tuple[Annotated[str, Field(max_length=64)], ...] = Field(default=(), max_length=1000)
+    """Addresses and networks that may reach it, beside this machine."""
     admin_bind: str = "127.0.0.1"
     admin_port: int = Field(default=9090, ge=0, le=65535)
     admin_username: str = "admin"
@@ -215,6 +219,11 @@ class RuntimeConfig(Params):
     """How the host reaches the outside. The secrets that it names are sent beside `runtime.activate`."""
     provider_keys: tuple[Annotated[str, Field(pattern=PROVIDER_KEY_PATTERN)], ...] = Field(default=(), max_length=64)
     """Secrets for external providers, sent in the same way."""
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether a listener shows the host's public certificate."""
+        return self.https_bind_port is not None or (self.admin_enabled and self.admin_tls)
 
 
 class RuntimeActivate(Params):

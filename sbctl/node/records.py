@@ -88,9 +88,11 @@ class EventsAnswer(_Told):
 
 
 class AuditAnswer(_Told):
-    """A walk along the audit chain. `entries` hold; `head` is the digest of the last of them. `broken_at`: the number of the first that does not."""
+    """A walk along the audit chain. It holds up to entry number `entries`, whose digest is `head`; of these the first `trimmed` were old and are not
+    kept. `broken_at`: the number of the first that does not hold."""
 
     entries: int = Field(ge=0)
+    trimmed: int = Field(default=0, ge=0)
     head: str = Field(max_length=64)
     last_at: str = Field(default="", max_length=40)
     broken_at: int | None = Field(default=None, ge=1)

@@ -59,6 +59,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("runtime", "admin_bind", "any", _RESTART, "the admin listener is bound at start"),
     Row("runtime", "admin_port", "any", _RESTART, "the admin listener is bound at start"),
     Row("runtime", "admin_enabled", "any", _RESTART, "the admin listener is bound at start"),
+    Row("runtime", "admin_tls", "any", _BREAKING, "admin clients have to speak the other of HTTP and HTTPS"),
+    Row("runtime", "admin_allow_ips", "any", _RESTART, "the runtime reads its configuration once, at start"),
     Row("runtime", "admin.**", "any", _RESTART, "the admin listener is bound at start"),
     Row("runtime", "cache_directory", "any", _RESTART, "weights are opened from another directory"),
     Row("runtime", "version", "any", _RESTART, "another program runs"),
@@ -111,6 +113,7 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("bundle", "open", "off", _BREAKING, "callers without a key are refused"),
     Row("bundle", "open", "any", _HITLESS, "callers need no key any more"),
     Row("bundle", "public", "off", _BREAKING, "callers without a key are refused"),
+    Row("bundle", "catalog.**", "any", _HITLESS, "what the admin API may choose from; nothing that runs is touched"),
     Row("bundle", "**", "any", _RELOAD, "the runtime swaps its desired state between two requests"),
 )
 """In order: the first row that matches decides."""

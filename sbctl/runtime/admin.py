@@ -1,6 +1,7 @@
 """The admin API: for operators and dashboards on this machine. Guarded first (`admin_guard`), then routed by `admin_routes`.
 
-No GET changes anything, and none asks an engine: what is told is what the runtime knows at that moment. Changes are jobs.
+No GET changes anything, and none asks an engine: what is told is what the runtime knows at that moment, and what lies in its cache.
+Changes are jobs.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
+from sbctl.artifacts.cache_calls import CacheCalls
 from sbctl.base.clock import Clock
 from sbctl.base.errors import HTTP_STATUS, InputError, RefusedError, SbctlError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.runtime.admin_access import Accounts, Sessions
-from sbctl.runtime.admin_desired import AdminDesired, plan_of, refusal
+from sbctl.runtime.admin_changes import AdminChanges, queued
+from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.admin_login import AdminLogin
+from sbctl.runtime.admin_reach import Reach
 from sbctl.runtime.admin_routes import PREFIX, ROUTES
+from sbctl.runtime.admin_weights import AdminWeights
+from sbctl.runtime.audit import Note
 from sbctl.runtime.config_file import ConfigFile
+from sbctl.runtime.failed_logins import FailedLogins
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.jobs import Jobs, job_document
 from sbctl.runtime.listeners import Handler, json_headers, read_body
@@ -54,19 +61,26 @@ class AdminPlane:
         config_file: ConfigFile | None,
         accounts: Accounts,
         clock: Clock,
-        note: Callable[[str, str], None],
-        bind: str,
-        port: int,
+        note: Note,
+        weights: Callable[[], CacheCalls],
+        reach: Reach,
         requests_per_minute: int = 240,
     ) -> None:
         self._reconciler = reconciler
         self._metrics = metrics
         self._desired = desired
-        self._config_file = config_file
         self._jobs = jobs
+        self._weights = AdminWeights(weights, lambda: reconciler.generations, jobs, note)
         sessions = Sessions(clock)
-        self._guard = AdminGuard(accounts, sessions, bind=bind, port=port, requests_per_minute=requests_per_minute)
+        self._guard = AdminGuard(
+            accounts,
+            sessions,
+            reach=reach,
+            requests_per_minute=requests_per_minute,
+            failed_logins=FailedLogins(note, accounts.has),
+        )
         self._login = AdminLogin(self._guard, accounts, sessions, note)
+        self._changes = AdminChanges(desired, config_file, jobs, self._guard)
 
     def app(self) -> web.Application:
         app = web.Application(
@@ -80,8 +94,13 @@ class AdminPlane:
             "metrics": self._metrics_text,
             "status": self._status,
             "deployments": self._deployments,
-            "replace_deployments": self._replace_deployments,
-            "reload": self._reload,
+            "catalog": self._catalog,
+            "value": self._value,
+            "files": self._weights.files,
+            "remove_artifact": self._weights.remove,
+            "collect": self._weights.collect,
+            "replace_deployments": self._changes.replace,
+            "reload": self._changes.reload,
             "list_jobs": self._list_jobs,
             "show_job": self._show_job,
             "stream_job": self._stream_job,
@@ -137,6 +156,12 @@ class AdminPlane:
     async def _deployments(self, _request: web.Request) -> web.Response:
         return _json(self._desired.shown())
 
+    async def _catalog(self, _request: web.Request) -> web.Response:
+        return _json(self._desired.catalog())
+
+    async def _value(self, _request: web.Request) -> web.Response:
+        return _json(self._metrics.value.document())
+
     async def _list_jobs(self, _request: web.Request) -> web.Response:
         rows = await self._jobs.rows()
         return _json({"schema_version": 1, "jobs": [job_document(row) for row in rows]})
@@ -185,27 +210,6 @@ class AdminPlane:
 
     # Changing
 
-    async def _replace_deployments(self, request: web.Request) -> web.Response:
-        self._desired.refuse_foreign()
-        document = self._guard.parse(await read_body(request, max_bytes=ADMIN_BODY_MAX_BYTES))
-        try:
-            # A caller that leaves does not cancel a change that is half done.
-            return _json(await asyncio.shield(self._desired.replace(document)))
-        except SbctlError as error:
-            status, body = refusal(error)
-            return _json(body, status)
-
-    async def _reload(self, _request: web.Request) -> web.Response:
-        if self._config_file is None:
-            sentence = "no file of its own rules this runtime: what it serves changes by sbctl apply"
-            raise RefusedError("authority_read_only", sentence)
-        try:
-            report = await asyncio.shield(self._config_file.reload("the admin API"))
-        except SbctlError as error:
-            status, body = refusal(error)
-            return _json(body, status)
-        return _json({"schema_version": 1, "plan": plan_of(report), "degraded": report["degraded"]})
-
     async def _act(self, request: web.Request) -> web.Response:
         """A job, whatever it is: an unknown deployment is told at once, everything else by the job."""
         action = cast("Action", request.path.removeprefix(f"{PREFIX}/"))
@@ -217,16 +221,7 @@ class AdminPlane:
         weights = self._reconciler.known(deployment).member.artifact.artifact
         subject = f"artifact:sha256:{weights}" if action == "pull" else deployment
         job = await self._jobs.begin(action, deployment, work, subject=subject)
-        return _json(
-            {
-                "schema_version": 1,
-                "deployment": deployment,
-                "state": "queued",
-                "job_id": job.id,
-                "poll_url": f"{PREFIX}/jobs/{job.id}",
-            },
-            202,
-        )
+        return _json(queued(job.id, deployment=deployment), 202)
 
     async def _named(self, request: web.Request) -> str:
         document = self._guard.parse(await read_body(request, max_bytes=ADMIN_BODY_MAX_BYTES))
@@ -243,12 +238,12 @@ class AdminPlane:
                 return await handler(request)
             except SbctlError as error:
                 status = HTTP_STATUS.status(error.code)
-                headers = {}
+                headers, step = {}, {} if error.next_step is None else {"next_step": error.next_step}
                 if status == 401:
                     headers["WWW-Authenticate"] = 'Basic realm="sbproxy admin"'
                 if "retry_after_s" in error.detail:
                     headers["Retry-After"] = str(error.detail["retry_after_s"])
-                return _json({"error": error.message, "code": error.code}, status, headers)
+                return _json({"error": error.message, "code": error.code, **step}, status, headers)
             except web.HTTPException as error:
                 code = {404: "not_found", 405: "method_not_allowed"}.get(error.status, "invalid_request")
                 allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}

@@ -50,6 +50,9 @@ class Accounts:
         self._operators: Mapping[str, AdminOperator] = {one.username: one for one in operators}
         self._nobody = next((one.password_hash for one in operators), None)
 
+    def has(self, name: str) -> bool:
+        return name == self.main or name in self._operators
+
     def basic(self, name: str, password: bytes) -> Principal | None:
         """Of the main account alone; as long for every name."""
         same = hmac.compare_digest(hashlib.sha256(password).digest(), self._expected)

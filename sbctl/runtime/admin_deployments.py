@@ -150,7 +150,7 @@ def _member(name: str, wanted: _Deployment, known: Iterable[DeploymentMember], c
         raise InputError(
             _CATALOG_CODES.get(error.code, "invalid_desired"),
             f'deployment "{name}": {error.message}',
-            next_step="a model of an operator's catalog is known here once a deployment in sb.yml names it: sbctl apply",
+            next_step="GET /admin/model-host/catalog lists what may be named; models of your own come with catalog_file in sb.yml, by sbctl apply",
             detail={"deployment": name},
         ) from None
     mode = _MODES.get(found.entry.model.modality)

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sbctl.base.errors import HTTP_STATUS, RefusedError, SbctlError
-from sbctl.catalog.loader import builtin_catalog
-from sbctl.runtime.admin_deployments import asked_deployments, shown_deployment
+from sbctl.runtime.admin_catalog import KnownCatalog, catalog_document
+from sbctl.runtime.admin_deployments import Asked, asked_deployments, shown_deployment
+from sbctl.runtime.deployments_revision import check_expected
+from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.reconcile import Reconciler
 
 __all__ = ["AdminDesired", "plan_of", "refusal"]
@@ -32,6 +34,7 @@ class AdminDesired:
         self._reconciler = reconciler
         self._authority = authority
         self._by_hand = started_by_hand
+        self._known = KnownCatalog()
 
     @property
     def _is_owner(self) -> bool:
@@ -63,17 +66,27 @@ class AdminDesired:
             },
         }
 
-    async def replace(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of an accepted PUT. Raises what the table of this module names; see `refusal`."""
-        self.refuse_foreign()
-        owned = self._reconciler.owned()
+    def catalog(self) -> dict[str, Any]:
+        """The body of GET catalog: what a PUT may name."""
+        return catalog_document(self._known.of(self._reconciler.accepted_content()))
+
+    def asked(self, document: Mapping[str, Any]) -> Asked:
+        """The body of a PUT, as this host would run it. Raises what the table of this module names above 422."""
+        owned, content = self._reconciler.owned(), self._reconciler.accepted_content()
         asked = asked_deployments(
             document,
             stored={} if owned is None else owned.deployments,
-            offered=self._reconciler.offered(),
-            catalog=builtin_catalog(),
+            offered={} if content is None else content.deployments,
+            catalog=self._known.of(content),
         )
-        stored, report = await self._reconciler.replace_deployments(asked.deployments, asked.expected_revision)
+        check_expected(asked.expected_revision, None if owned is None else owned.revision)
+        return asked
+
+    async def replace(self, asked: Asked, progress: Progress = quiet) -> dict[str, Any]:
+        """The body of an accepted PUT. Raises what the table of this module names; see `refusal`."""
+        stored, report = await self._reconciler.replace_deployments(
+            asked.deployments, asked.expected_revision, progress
+        )
         return {
             "schema_version": 1,
             "revision": stored.revision,

@@ -1,7 +1,6 @@
 """Who may use the admin API: checked before any route, the same for every route, in this order.
 
-Host        exactly one, naming this listener with its port (DNS rebinding)
-cross-site  no foreign Origin, Referer or Sec-Fetch-Site: a page in a browser never gets through
+reach       the address, the Host header, no other site's page (`admin_reach`)
 probes      /health, /healthz, /readyz, /livez need nothing more
 rate        so many requests a minute from one address, ten times as many from all
 credentials a session's cookie, or HTTP Basic of the main account, compared in constant time; after 5 failures of a source, it waits (1 s,
@@ -21,17 +20,17 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from aiohttp import web
-from yarl import URL
 
 from sbctl.base import strict_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.admin_access import COOKIE, Accounts, Principal, Sessions
+from sbctl.runtime.admin_reach import Reach
 from sbctl.runtime.admin_routes import route_of
+from sbctl.runtime.failed_logins import FailedLogins
 from sbctl.runtime.listeners import PROBE_ROUTES, Handler
 from sbctl.runtime.rate_limit import RateLimiter
-from sbctl.runtime.routes import is_loopback
 
 __all__ = ["PRINCIPAL", "AdminGuard", "basic_of"]
 
@@ -51,24 +50,26 @@ class AdminGuard:
     """Keeps the failures and the rate of each source, and the sessions."""
 
     def __init__(
-        self, accounts: Accounts, sessions: Sessions, *, bind: str, port: int, requests_per_minute: int
+        self,
+        accounts: Accounts,
+        sessions: Sessions,
+        *,
+        reach: Reach,
+        requests_per_minute: int,
+        failed_logins: FailedLogins,
     ) -> None:
         self._accounts = accounts
         self._sessions = sessions
         self._per_minute = requests_per_minute
-        names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(bind) else []
-        if not is_loopback(bind) or bind not in ("127.0.0.1", "::1"):
-            names.append(f"[{bind}]" if ":" in bind else bind)
-        self._hosts = frozenset(f"{name}:{port}" for name in names)
-        self._origins = frozenset(f"http://{host}" for host in self._hosts)
+        self._reach = reach
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._rates = RateLimiter()
+        self._failed_logins = failed_logins
 
     def middleware(self) -> Any:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            self._check_host(request)
-            self._check_site(request)
+            self._reach.check(request)
             if request.match_info.route.resource is not None and _path(request) in PROBE_ROUTES:
                 return await handler(request)
             self._check_rate(request)
@@ -91,7 +92,7 @@ class AdminGuard:
             presented = basic_of(request)
             principal = None if presented is None else self._accounts.basic(*presented)
             if principal is None:
-                self.failed(request)
+                self.failed(request, None if presented is None else presented[0])
                 raise RefusedError("unauthorized", "credentials are needed")
             self.succeeded(request)
         request[PRINCIPAL] = principal
@@ -118,20 +119,6 @@ class AdminGuard:
             raise InputError("invalid_body", "the body is a JSON object")
         return document
 
-    def _check_host(self, request: web.Request) -> None:
-        given = request.headers.getall("Host", [])
-        if len(given) != 1 or given[0].lower() not in self._hosts or request.raw_path[:1] != "/":
-            raise RefusedError("bad_host", "this is not a name of the admin API")
-
-    def _check_site(self, request: web.Request) -> None:
-        origins = request.headers.getall("Origin", [])
-        referers = request.headers.getall("Referer", [])
-        site = request.headers.get("Sec-Fetch-Site", "none")
-        foreign = any(origin not in self._origins for origin in origins)
-        foreign = foreign or any(_origin(referer) not in self._origins for referer in referers)
-        if foreign or site not in ("none", "same-origin"):
-            raise RefusedError("cross_site_refused", "requests from another site are refused")
-
     def _check_rate(self, request: web.Request) -> None:
         now_s = asyncio.get_running_loop().time()
         self._rates.take(f"address {request.remote or ''}", per_minute=self._per_minute, now_s=now_s)
@@ -148,8 +135,10 @@ class AdminGuard:
     def succeeded(self, request: web.Request) -> None:
         self._failures.pop(request.remote or "", None)
 
-    def failed(self, request: web.Request) -> None:
-        """Counts wrong credentials of a source."""
+    def failed(self, request: web.Request, name: str | None) -> None:
+        """Counts a source that showed no right credentials; wrong ones are told in the audit."""
+        if name is not None:
+            self._failed_logins.tell(name, request.remote or "unix")
         source = request.remote or ""
         count = self._failures.get(source, (0, 0.0))[0] + 1
         delay_s = 0.0 if count < _FREE_FAILURES else min(_BACKOFF_CAP_S, 2.0 ** (count - _FREE_FAILURES))
@@ -175,10 +164,3 @@ def basic_of(request: web.Request) -> tuple[str, bytes] | None:
 def _path(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return "" if resource is None else resource.canonical
-
-
-def _origin(url: str) -> str:
-    try:
-        return str(URL(url).origin())
-    except ValueError:
-        return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import web
@@ -13,6 +12,7 @@ from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.admin_access import COOKIE, SESSION_S, Accounts, Principal, Sessions
 from sbctl.runtime.admin_guard import PRINCIPAL, AdminGuard, basic_of
+from sbctl.runtime.audit import Note
 from sbctl.runtime.listeners import json_headers, read_body
 
 __all__ = ["AdminLogin"]
@@ -22,11 +22,9 @@ _PASSWORD_MAX_CHARS: Final = 1024
 
 
 class AdminLogin:
-    """`note` writes into the audit: action and subject. At most two passwords are checked at a time, since each takes memory."""
+    """`note` writes into the audit. At most two passwords are checked at a time, since each takes memory."""
 
-    def __init__(
-        self, guard: AdminGuard, accounts: Accounts, sessions: Sessions, note: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, guard: AdminGuard, accounts: Accounts, sessions: Sessions, note: Note) -> None:
         self._guard = guard
         self._accounts = accounts
         self._sessions = sessions
@@ -41,11 +39,11 @@ class AdminLogin:
             self._guard.check_wait(request)
             principal = await asyncio.to_thread(self._accounts.login, name, password)
         if principal is None:
-            self._guard.failed(request)
+            self._guard.failed(request, name)
             raise RefusedError("unauthorized", "no account has this name and password")
         self._guard.succeeded(request)
         ACTING.set(Actor(principal.name, principal.role, f"admin {request.remote or 'unix'}"))
-        await asyncio.to_thread(self._note, "login", principal.name)
+        await asyncio.to_thread(self._note, "login", principal.name, {})
         token, nonce = self._sessions.open(principal)
         shown = Principal(principal.name, principal.role, nonce)
         response = web.json_response(_shown(shown), headers=json_headers({"X-CSRF-Token": nonce}))

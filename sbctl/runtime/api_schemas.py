@@ -29,9 +29,9 @@ def _list(items: Mapping[str, Any]) -> dict[str, Any]:
 
 _JOB: Final = _object(
     id={"type": "string", "pattern": "^[0-9A-HJKMNP-TV-Z]{26}$"},
-    kind={"enum": ["load", "stop", "drain", "evict", "pull", "reset"]},
+    kind={"enum": ["load", "stop", "drain", "evict", "pull", "reset", "rollout", "delete"]},
     subject=_TEXT,
-    state={"enum": ["queued", "downloading", "verifying", "ready", "failed"]},
+    state={"enum": ["queued", "downloading", "verifying", "ready", "deleting", "deleted", "failed"]},
     progress=_object(completed_bytes=_COUNT, total_bytes=_or_null(_COUNT), current_file=_or_null(_TEXT)),
     created_at_ms=_COUNT,
     updated_at_ms=_COUNT,
@@ -57,6 +57,50 @@ _REPLICA: Final = _object(
     reason_code=_or_null(_TEXT),
     job_id=_or_null(_TEXT),
     last_error=_or_null(_TEXT),
+)
+_VARIANT: Final = _object(
+    id=_TEXT,
+    format={"enum": ["safetensors", "gguf", "pickle"]},
+    quant=_TEXT,
+    engines=_list(_TEXT),
+    accelerators=_list({"enum": ["cpu", "metal", "cuda"]}),
+    min_memory_bytes=_COUNT,
+    download_size_bytes=_COUNT,
+    certification=_TEXT,
+    stability={"enum": ["stable", "preview", "config_only", "unsupported"]},
+)
+_CATALOG_MODEL: Final = _object(
+    params=_TEXT,
+    license=_TEXT,
+    family=_TEXT,
+    modality=_TEXT,
+    context_length=_or_null(_COUNT),
+    allow_pickle=_FLAG,
+    builtin=_FLAG,
+    catalog_revision=_TEXT,
+    variants=_list(_VARIANT),
+)
+_CACHED: Final = _object(
+    logical_model=_TEXT,
+    variant_id=_TEXT,
+    artifact_digest=_TEXT,
+    total_size_bytes=_COUNT,
+    last_accessed_ms=_COUNT,
+    state={"enum": ["ready", "partial", "corrupt"]},
+    resident=_FLAG,
+    configured=_FLAG,
+    pinned=_FLAG,
+)
+_WORTH: Final = _object(
+    model=_TEXT,
+    local_completions=_COUNT,
+    local_prompt_tokens=_COUNT,
+    local_completion_tokens=_COUNT,
+    cloud_completions=_COUNT,
+    cloud_prompt_tokens=_COUNT,
+    cloud_completion_tokens=_COUNT,
+    saved_micros={"type": "null"},
+    cloud_spent_micros={"type": "null"},
 )
 _PLAN: Final = _object(added=_list(_TEXT), changed=_list(_TEXT), removed=_list(_TEXT), preserved=_list(_TEXT))
 _VERSION: Final = {"const": 1}
@@ -94,6 +138,45 @@ SCHEMAS: Final[dict[str, Any]] = {
     "Queued": _object(
         schema_version=_VERSION, deployment=_TEXT, state={"const": "queued"}, job_id=_TEXT, poll_url=_TEXT
     ),
+    "QueuedChange": _object(schema_version=_VERSION, state={"const": "queued"}, job_id=_TEXT, poll_url=_TEXT),
+    "Catalog": _object(
+        schema_version=_VERSION,
+        catalog_revision=_TEXT,
+        models={"type": "object", "additionalProperties": _CATALOG_MODEL},
+    ),
+    "Value": _object(
+        schema_version=_VERSION,
+        priced={"const": False},
+        models=_list(_WORTH),
+        total_local_completions=_COUNT,
+        total_cloud_completions=_COUNT,
+        total_saved_micros={"type": "null"},
+        total_cloud_spent_micros={"type": "null"},
+        local_fraction=_or_null({"type": "number", "minimum": 0, "maximum": 1}),
+    ),
+    "Files": _object(
+        schema_version=_VERSION,
+        cache_root=_TEXT,
+        total_bytes=_COUNT,
+        budget_bytes=_or_null(_COUNT),
+        free_bytes=_or_null(_COUNT),
+        artifacts=_list(_CACHED),
+    ),
+    "RemovedArtifact": _object(artifact_digest=_TEXT, removed=_FLAG, reclaimed_bytes=_COUNT, job_id=_TEXT),
+    "Collected": _object(
+        before_bytes=_COUNT,
+        after_bytes=_COUNT,
+        reclaimed_bytes=_COUNT,
+        deleted_artifacts=_list(_TEXT),
+        skipped_artifacts={"type": "object", "additionalProperties": _TEXT},
+        budget_unsatisfied_bytes=_COUNT,
+        job_id=_TEXT,
+    ),
+    "InUse": {
+        "type": "object",
+        "required": ["error", "code"],
+        "properties": {"error": _TEXT, "code": _TEXT, "reason": _TEXT, "next_step": _TEXT, "job_id": _TEXT},
+    },
     "Job": _object(schema_version=_VERSION, job=_JOB),
     "Jobs": _object(schema_version=_VERSION, jobs=_list(_JOB)),
     "Login": _object(username=_TEXT, password=_TEXT),

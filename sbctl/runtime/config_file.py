@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +19,10 @@ from sbctl.base.digests import fingerprint
 from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.records import EventKind
+from sbctl.runtime.audit import Note
 from sbctl.runtime.event_log import EventSink
 from sbctl.runtime.log import get_log
-from sbctl.runtime.provision import quiet
+from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.settings import Settings
 from sbctl.trust.bundle import BundleContent
@@ -31,7 +32,6 @@ __all__ = ["ConfigFile"]
 _LOOK_S: Final = 1.0
 _STILL_S: Final = 0.5
 _Mark = tuple[int, int, int] | None
-Audit = Callable[[str, str, Mapping[str, str | int | None]], None]
 
 
 class ConfigFile:
@@ -44,7 +44,7 @@ class ConfigFile:
         reconciler: Reconciler,
         *,
         events: EventSink,
-        audit: Audit,
+        audit: Note,
     ) -> None:
         assert settings.file is not None, "only a daemon that was started by hand has a file"
         self._path = settings.file
@@ -57,7 +57,11 @@ class ConfigFile:
         self._seen = _mark(self._path)
         self._log = get_log("config")
 
-    async def reload(self, by: str) -> dict[str, Any]:
+    @property
+    def is_reloading(self) -> bool:
+        return self._lock.locked()
+
+    async def reload(self, by: str, progress: Progress = quiet) -> dict[str, Any]:
         """Read it now and make it so; the report of the change. `by` is for the log.
 
         Raises InputError `file.*`, `json.*`, `runtime.config_invalid`; RefusedError `runtime.restart_needed`, `models_lock.drift`; what
@@ -67,7 +71,7 @@ class ConfigFile:
             self._seen = await asyncio.to_thread(_mark, self._path)
             try:
                 content = self._content(await asyncio.to_thread(self._read))
-                report = await self._reconciler.apply_content(content, quiet)
+                report = await self._reconciler.apply_content(content, progress)
             except SbctlError as error:
                 self._log.error(
                     "the file is not taken: what served before goes on", by=by, code=error.code, why=str(error)

@@ -30,6 +30,7 @@ from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.node.snapshot import DeploymentState
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.admin_routes import ACTIONS
+from sbctl.runtime.audit import Note
 from sbctl.runtime.drain import Drain, DrainedBy
 from sbctl.runtime.jobs import Jobs
 from sbctl.runtime.listeners import read_body
@@ -60,10 +61,10 @@ class _ActionRequest(BaseModel):
 
 
 def control_app(
-    reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain
+    reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain, note: Note
 ) -> web.Application:
-    """The application behind the socket; `status` gives the status document."""
-    routes = _Control(reconciler, jobs, status, drain)
+    """The application behind the socket; `status` gives the status document, `note` writes into the audit."""
+    routes = _Control(reconciler, jobs, status, drain, note)
     app = web.Application(client_max_size=_BODY_MAX_BYTES)
     app.add_routes(
         [
@@ -79,10 +80,13 @@ def control_app(
 
 
 class _Control:
-    def __init__(self, reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain) -> None:
+    def __init__(
+        self, reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain, note: Note
+    ) -> None:
         self._reconciler = reconciler
         self._jobs = jobs
         self._drain = drain
+        self._note = note
         self._status = status
         self._running: set[asyncio.Task[Any]] = set()
         self._log = get_log("control")
@@ -91,12 +95,26 @@ class _Control:
         return web.json_response(self._status())
 
     async def drain(self, request: web.Request) -> web.Response:
-        self._drain.begin(cast("DrainedBy", request.match_info["by"]))
+        by = cast("DrainedBy", request.match_info["by"])
+        self._drain.begin(by)
+        await self._noted("host.drain", by)
         return web.json_response({"active_requests": self._drain.active})
 
     async def resume(self, request: web.Request) -> web.Response:
-        self._drain.end(cast("DrainedBy", request.match_info["by"]))
+        by = cast("DrainedBy", request.match_info["by"])
+        await self._noted("host.resume", by)
+        self._drain.end(by)
         return web.json_response({})
+
+    async def _noted(self, action: str, by: DrainedBy) -> None:
+        """A host is taken out of service also while its disk is full, so what cannot be written is logged."""
+        told = self._drain.state() or {}
+        who = str(told["by"]) if by == "operator" and told.get("persistent") else by
+        ACTING.set(Actor(who, "admin", "control"))
+        try:
+            await asyncio.to_thread(self._note, action, "host", {"active_requests": self._drain.active})
+        except SbctlError as error:
+            self._log.error("not in the audit", action=action, error=str(error))
 
     async def apply(self, request: web.Request) -> web.StreamResponse:
         async def begun(progress: Progress) -> asyncio.Task[Any]:

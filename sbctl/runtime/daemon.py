@@ -34,9 +34,7 @@ from sbctl.node.devices import nvidia_devices
 from sbctl.node.machine import memory_limit
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.node.records import EventKind
-from sbctl.runtime.admin import AdminPlane
-from sbctl.runtime.admin_access import Accounts
-from sbctl.runtime.admin_desired import AdminDesired
+from sbctl.runtime.admin_listener import admin_app, admin_tls
 from sbctl.runtime.binding import HandedOver, base_url, bind_tcp
 from sbctl.runtime.config_file import ConfigFile
 from sbctl.runtime.control import control_app
@@ -72,7 +70,7 @@ from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.replica_room import budget_of
 from sbctl.runtime.residency import Residency
 from sbctl.runtime.routes import is_loopback
-from sbctl.runtime.settings import Settings, admin_password, load_settings, load_trust, prepare_directories
+from sbctl.runtime.settings import Settings, load_settings, load_trust, prepare_directories
 from sbctl.runtime.store import RuntimeStore
 from sbctl.runtime.supervise import die_with_supervisor
 from sbctl.runtime.unit_host import UnitEngineHost
@@ -138,6 +136,7 @@ class Daemon:
                 LaunchPorts(self._host, provisioner),
                 residency,
                 launched=self._metrics.launched,
+                evicted=self._metrics.evicted,
                 events=self._events,
             ),
             clock=SYSTEM_CLOCK,
@@ -157,7 +156,7 @@ class Daemon:
         if self._identity is not None:
             self._identity.start()
         self._certificate: HeldCertificate | None = None
-        if config.https_bind_port is not None:
+        if config.has_tls:
             self._certificate = HeldCertificate(paths, config, os.environ, SYSTEM_CLOCK, self._events)
             self._certificate.start()
             self._metrics.watch_certificate(self._certificate.tls)
@@ -231,6 +230,7 @@ class Daemon:
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
             observed = ObservedMemory(self._settings.paths.state, self._running_engines)
             watching = [asyncio.create_task(self._drain.watch()), asyncio.create_task(observed.watch())]
+            watching.append(asyncio.create_task(self._metrics.devices.watch()))
             if self._certificate is not None:
                 watching.append(asyncio.create_task(self._certificate.watch()))
             if self._config_file is not None:
@@ -271,29 +271,25 @@ class Daemon:
         self._http_url = base_url(data)
         self._will_listen(GatewayServer(self._secured()), data)
         if config.admin_enabled:
+            tls = admin_tls(config, self._certificate)
             admin = self._port(config.admin_bind, config.admin_port)
-            self._admin_url = base_url(admin)
-            plane = AdminPlane(
+            self._admin_url = base_url(admin, scheme="http" if tls is None else "https")
+            app = admin_app(
+                self._settings,
+                os.environ,
                 self._reconciler,
                 self._jobs,
                 self._metrics,
                 config_file=self._config_file,
-                desired=AdminDesired(
-                    self._reconciler, authority=config.authority, started_by_hand=self._settings.started_by_hand
-                ),
-                accounts=Accounts(
-                    config.admin_username,
-                    admin_password(self._settings.paths, os.environ),
-                    config.admin_operators,
-                ),
-                clock=SYSTEM_CLOCK,
                 note=self._store.audit,
+                weights=self._provisioner.cache_calls,
                 port=int(admin.getsockname()[1]),
-                bind=config.admin_bind,
-                requests_per_minute=config.admin_rate_limit_per_minute,
+                certificate=tls,
             )
-            self._will_listen(Listener(plane.app()), admin)
-        app = with_identity(control_app(self._reconciler, self._jobs, self.status, self._drain), self._identity)
+            self._will_listen(Listener(app), admin, tls=None if tls is None else tls.context)
+        app = with_identity(
+            control_app(self._reconciler, self._jobs, self.status, self._drain, self._store.audit), self._identity
+        )
         control = Listener(with_provider_keys(with_certificate(app, self._certificate), self._provider_keys))
         self._listeners.append(control)
         await control.start(_bind_unix(self._settings.paths.control_socket))

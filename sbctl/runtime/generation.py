@@ -91,6 +91,11 @@ class Generation:
         return member_digest(self.member)
 
     @property
+    def cold_waiters(self) -> int:
+        """Requests that wait until a replica is loaded, or has its turn."""
+        return self._cold_waiters
+
+    @property
     def ready_replicas(self) -> int:
         return sum(replica.is_ready for replica in self.replicas)
 
@@ -144,7 +149,7 @@ class Generation:
 
     async def evict(self) -> None:
         """End engines that have no request. Raises RefusedError `deployment_busy` when one has."""
-        await _all(replica.unload("an operator freed its memory") for replica in self.replicas)
+        await _all(replica.unload("an operator freed its memory", "manual") for replica in self.replicas)
         if self.ready_replicas:
             raise RefusedError("deployment_busy", "it has requests: only an idle engine is evicted", retryable=True)
 

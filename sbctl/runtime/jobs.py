@@ -1,6 +1,7 @@
 """Operations that somebody asked for: durable before they begin, found by their id afterwards, also after a restart, and followed as they go.
 
-States (SBproxy, "Jobs"): queued ► downloading ► verifying ► ready, or failed from each of them. Progress only grows, and a total stays.
+States (SBproxy, "Jobs"): queued ► downloading ► verifying ► ready, a removal queued ► deleting ► deleted; or failed from each of them.
+Progress only grows, and a total stays.
 What is told while a job runs is kept in memory, 64 steps a job, so that a reader that lost its connection goes on where it was.
 """
 
@@ -23,13 +24,14 @@ from sbctl.runtime.store import JobRow, RuntimeStore
 
 __all__ = ["ENDED", "Job", "Jobs", "Step", "job_document", "new_ulid"]
 
-ENDED: Final = frozenset({"ready", "failed"})
+ENDED: Final = frozenset({"ready", "failed", "deleted"})
 _CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ERROR_MAX_CHARS: Final = 512
 _NOTE_MAX_CHARS: Final = 256
 _STEPS_KEPT: Final = 64
 _FOLLOWED_MAX: Final = 512
-_ORDER: Final = {"queued": 0, "downloading": 1, "verifying": 2}
+_ORDER: Final = {"queued": 0, "downloading": 1, "verifying": 2, "deleting": 3}
+_REMOVAL: Final = "delete"
 
 
 def new_ulid(unix_ms: int) -> str:
@@ -103,17 +105,23 @@ class Jobs:
         return self._newest.get(deployment)
 
     async def begin(
-        self, kind: str, deployment: str, work: Callable[[Progress], Awaitable[Any]], *, subject: str | None = None
+        self,
+        kind: str,
+        deployment: str | None,
+        work: Callable[[Progress], Awaitable[Any]],
+        *,
+        subject: str | None = None,
     ) -> Job:
         """Durable, with its audit entry, when this returns. `subject` stands for the deployment where the work is about something else.
 
         Raises SbctlError `store_failed`: nothing began.
         """
         now_ms = self._now_ms()
-        row = JobRow(new_ulid(now_ms), kind, subject or deployment, "queued", now_ms, now_ms)
+        row = JobRow(new_ulid(now_ms), kind, subject or deployment or "", "queued", now_ms, now_ms)
         await asyncio.to_thread(self._store.put_job, row)
         live = self._live[row.id] = _Live(row)
-        self._newest[deployment] = row.id
+        if deployment is not None:
+            self._newest[deployment] = row.id
         self._forget_old()
         task = asyncio.create_task(self._run(live, work))
         self._running.add(task)
@@ -136,6 +144,9 @@ class Jobs:
                     return
 
     async def _run(self, live: _Live, work: Callable[[Progress], Awaitable[Any]]) -> Any:
+        removes = live.row.kind == _REMOVAL
+        if removes:
+            live.tell(replace(live.row, state="deleting", updated_at_ms=self._now_ms()))
         try:
             result = await work(lambda done, total, note: self._progress(live, done, total, note))
         except BaseException as error:
@@ -144,7 +155,7 @@ class Jobs:
                 text = f"the runtime failed unexpectedly: {type(error).__name__}"
             await self._end(live, "failed", display_safe(redact(text), max_chars=_ERROR_MAX_CHARS))
             raise
-        await self._end(live, "ready", None)
+        await self._end(live, "deleted" if removes else "ready", None)
         return result
 
     def _progress(self, live: _Live, done: int, total: int | None, note: str) -> None:

@@ -1,22 +1,23 @@
 """Metrics in a registry of their own, by the names SBproxy's dashboards know. Gauges are read from the runtime at the scrape.
 
-Label values come from the bundle and from tables here, never from a request, so their number is bounded.
+Label values come from the desired state and from tables here, never from a request; who may change the desired state could still make up names
+without end, so what comes after the first two thousand counts as `__other__`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from sbctl.runtime.device_metrics import DeviceMetrics
 from sbctl.runtime.gateway.ports import Outcome
+from sbctl.runtime.gauges import CertificateGauge, DeploymentGauges, MemoryGauges
 from sbctl.runtime.public_tls import PublicTls
 from sbctl.runtime.reconcile import Reconciler
-from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.runtime.replica_messages import Evicted
+from sbctl.runtime.value_ledger import ValueLedger
 from sbctl.runtime.weight_metrics import WeightMetrics
 
 __all__ = ["RuntimeMetrics"]
@@ -25,60 +26,21 @@ _READY_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 300, 600)
 _WAIT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _RATE_BUCKETS: Final = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1000)
 _PREFIX: Final = "sbproxy_model_host_"
-
-
-class _Gauges(Collector):
-    def __init__(self, reconciler: Reconciler) -> None:
-        self._reconciler = reconciler
-
-    def collect(self) -> Iterator[Metric]:
-        active = GaugeMetricFamily(_PREFIX + "active_requests", "Requests that run.", labels=["deployment"])
-        queued = GaugeMetricFamily(_PREFIX + "queued_requests", "Requests that wait.", labels=["deployment"])
-        state = GaugeMetricFamily(
-            _PREFIX + "deployment_state",
-            "1 for the state a deployment is in.",
-            labels=["deployment", "engine", "state"],
-        )
-        resident = 0
-        for name, generation in sorted(self._reconciler.generations.items()):
-            row = generation.state()
-            active.add_metric([name], sum(replica.gate.active for replica in generation.replicas))
-            queued.add_metric([name], sum(replica.gate.queued for replica in generation.replicas))
-            for phase in ReplicaPhase:
-                state.add_metric([name, generation.member.engine.engine, phase.value], float(row.state == phase.value))
-            resident += generation.ready_replicas
-        yield active
-        yield queued
-        yield state
-        yield GaugeMetricFamily(_PREFIX + "resident_models", "Engines that are ready.", value=resident)
-        yield GaugeMetricFamily("sbctl_runtime_revision", "Commits of this process.", value=self._reconciler.revision)
+_NAMES_MAX: Final = 2000
+_OTHER: Final = "__other__"
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     """What every request of one deployment counts in, looked up once."""
 
+    name: str
     answered: Counter
     queue_s: Histogram
     first_s: Histogram
     prompt: Counter
     completion: Counter
     rate: Histogram
-
-
-class _CertificateGauge(Collector):
-    def __init__(self, tls: PublicTls) -> None:
-        self._tls = tls
-
-    def collect(self) -> Iterator[Metric]:
-        ends = GaugeMetricFamily(
-            "sbctl_tls_certificate_not_after_seconds",
-            "When the certificate that callers see ends, in seconds since 1970; 0 without a certificate that can be shown.",
-            labels=["plane"],
-        )
-        held = self._tls.certificate
-        ends.add_metric([self._tls.plane], 0.0 if held is None else held.not_after.timestamp())
-        yield ends
 
 
 class RuntimeMetrics:
@@ -93,19 +55,25 @@ class RuntimeMetrics:
             registry=self._registry,
         )
         self._fallbacks = Counter(
-            "sbctl_external_requests_total",
-            "Requests that an external provider was asked for, by why the deployment could not answer.",
+            "sbctl_stand_in_requests_total",
+            "Requests that another deployment or an external provider was asked for, by why the deployment could not answer.",
             ["deployment", "provider", "reason"],
             registry=self._registry,
         )
         self._launches = Counter(
-            _PREFIX + "launches_total", "Engine launches.", ["engine", "outcome"], registry=self._registry
+            _PREFIX + "launches_total", "Engine launches.", ["engine", "model", "outcome"], registry=self._registry
         )
         self._ready_s = Histogram(
             _PREFIX + "time_to_ready_seconds",
             "From the start of a launch to ready.",
-            ["engine"],
+            ["engine", "model"],
             buckets=_READY_BUCKETS,
+            registry=self._registry,
+        )
+        self._evictions = Counter(
+            _PREFIX + "evictions_total",
+            "Engines that were unloaded: for another's room (lru), unused for keep_alive_secs (keep_alive), by an operator (manual).",
+            ["reason"],
             registry=self._registry,
         )
         self._requests = Counter(
@@ -142,6 +110,10 @@ class RuntimeMetrics:
             registry=self._registry,
         )
         self.weights = WeightMetrics(self._registry)
+        self.value = ValueLedger()
+        self.devices = DeviceMetrics()
+        self._registry.register(self.devices)
+        self._names: set[str] = set()
         self._rows: dict[str, _Row] = {}
         self._broken = Counter(
             "sbctl_broken_streams_total",
@@ -152,33 +124,45 @@ class RuntimeMetrics:
 
     def watch(self, reconciler: Reconciler) -> None:
         """Once: the runtime whose gauges are shown."""
-        self._registry.register(_Gauges(reconciler))
+        self._registry.register(DeploymentGauges(reconciler))
+        self._registry.register(MemoryGauges(reconciler.residency))
 
     def watch_certificate(self, tls: PublicTls) -> None:
         """Once: the certificate whose end is shown."""
-        self._registry.register(_CertificateGauge(tls))
+        self._registry.register(CertificateGauge(tls))
 
     def rejected(self, deployment: str, priority: str, reason: str) -> None:
-        self._rejections.labels(deployment, priority, reason).inc()
+        self._rejections.labels(self._bounded(deployment), priority, reason).inc()
 
     def fell_back(self, deployment: str, provider: str, reason: str) -> None:
         """An external provider is asked in place of a deployment."""
-        self._fallbacks.labels(deployment, provider, reason).inc()
+        self._fallbacks.labels(self._bounded(deployment), self._bounded(provider), reason).inc()
 
-    def launched(self, engine: str, outcome: Literal["ready", "failed"], seconds: float) -> None:
-        self._launches.labels(engine, outcome).inc()
+    def launched(self, engine: str, model: str, outcome: Literal["ready", "failed"], seconds: float) -> None:
+        model = self._bounded(model)
+        self._launches.labels(engine, model, outcome).inc()
         if outcome == "ready":
-            self._ready_s.labels(engine).observe(seconds)
+            self._ready_s.labels(engine, model).observe(seconds)
+
+    def evicted(self, reason: Evicted) -> None:
+        self._evictions.labels(reason).inc()
+
+    def _bounded(self, name: str) -> str:
+        if name in self._names or len(self._names) < _NAMES_MAX:
+            self._names.add(name)
+            return name
+        return _OTHER
 
     def finished(self, outcome: Outcome) -> None:
         """One request that had a deployment has its answer, or its caller is gone (status 499)."""
+        self.value.finished(outcome)
         row = self._rows.get(outcome.deployment)
         if row is None:
-            row = self._rows[outcome.deployment] = self._row(outcome.deployment)
+            row = self._rows[outcome.deployment] = self._row(self._bounded(outcome.deployment))
         if outcome.status == 200:
             row.answered.inc()
         else:
-            self._requests.labels(outcome.deployment, str(outcome.status)).inc()
+            self._requests.labels(row.name, str(outcome.status)).inc()
         row.queue_s.observe(outcome.queued_s)
         if outcome.first_byte_s is not None:
             row.first_s.observe(outcome.first_byte_s)
@@ -189,10 +173,11 @@ class RuntimeMetrics:
             if outcome.usage.completion_tokens and served_s > 0 and not outcome.broke:
                 row.rate.observe(outcome.usage.completion_tokens / served_s)
         if outcome.broke:
-            self._broken.labels(outcome.deployment).inc()
+            self._broken.labels(row.name).inc()
 
     def _row(self, deployment: str) -> _Row:
         return _Row(
+            deployment,
             self._requests.labels(deployment, "200"),
             self._queue_s.labels(deployment),
             self._first_s.labels(deployment),

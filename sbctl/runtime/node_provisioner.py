@@ -13,7 +13,7 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from sbctl.artifacts.cache import ArtifactCache
-from sbctl.artifacts.cache_calls import collected
+from sbctl.artifacts.cache_calls import CacheCalls, collected
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import ArtifactError, EngineError, SbctlError
@@ -168,6 +168,16 @@ class NodeProvisioner:
         if found.unsatisfied_bytes or found.problem:
             over = found.problem or f"{format_bytes(found.unsatisfied_bytes)} more than that are in use"
             get_log("weights").warning("the cache stays above its budget", budget_bytes=self._budget_bytes, reason=over)
+
+    def cache_calls(self) -> CacheCalls:
+        """The cache as this host is configured now. Reads a file."""
+        return CacheCalls(
+            self._cache,
+            os.environ,
+            configured=self._configured(),
+            budget_bytes=self._budget_bytes,
+            offline=self._offline,
+        )
 
     def _configured(self) -> frozenset[str] | None:
         """None while it cannot be told."""

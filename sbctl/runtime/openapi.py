@@ -69,6 +69,8 @@ def _admin(route: Route) -> dict[str, Any]:
     if route.asks is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(route.asks)}}}
     named = [_parameter(name) for name in _PARAMETER.findall(route.path)]
+    if any(schema == "QueuedChange" for _status, schema in route.answers):
+        named.append({"name": "Prefer", "in": "header", "schema": {"type": "string"}, "example": "respond-async"})
     if named:
         found["parameters"] = named
     return found

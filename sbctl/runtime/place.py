@@ -7,6 +7,7 @@ from typing import Protocol
 
 from sbctl.runtime.admission import Gate
 from sbctl.runtime.engine_host import RunningEngine
+from sbctl.runtime.replica_messages import Evicted
 from sbctl.runtime.replica_states import ReplicaPhase
 from sbctl.runtime.residency import Residency
 from sbctl.runtime.resident import worth_a_start_s
@@ -37,7 +38,7 @@ class Housed(Protocol):
 
     def adopted_devices(self) -> tuple[str, ...] | None: ...
 
-    async def unload(self, why: str) -> None: ...
+    async def unload(self, why: str, reason: Evicted) -> None: ...
 
 
 class Place:
@@ -119,4 +120,4 @@ class Place:
         self._has_turn.set()
 
     async def unload(self, why: str) -> None:
-        await self._replica.unload(why)
+        await self._replica.unload(why, "lru")

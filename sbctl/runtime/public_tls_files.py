@@ -121,7 +121,7 @@ class NodeFiles:
 
 def node_files_of(config: RuntimeConfig) -> NodeFiles | None:
     """None where the certificate is sent, and without TLS."""
-    if config.https_bind_port is None or config.tls_cert_file is None or config.tls_key_file is None:
+    if not config.has_tls or config.tls_cert_file is None or config.tls_key_file is None:
         return None
     return NodeFiles(Path(config.tls_cert_file), Path(config.tls_key_file))
 

@@ -25,6 +25,7 @@ from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.replica_messages import ReplicaPorts
+from sbctl.runtime.residency import Residency
 from sbctl.runtime.routes import RouteTable
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
 from sbctl.runtime.transition import Delta, Transition
@@ -99,9 +100,14 @@ class Reconciler:
         """The admin API's own deployments; None before its store has any, and where it does not own them."""
         return self._owner.owned
 
-    def offered(self) -> Mapping[str, DeploymentMember]:
-        """The deployments of the accepted bundle, whoever owns what runs."""
-        return {} if self._accepted is None else self._accepted.payload.content.deployments
+    def accepted_content(self) -> BundleContent | None:
+        """Of the accepted bundle, whoever owns what runs."""
+        return None if self._accepted is None else self._accepted.payload.content
+
+    @property
+    def residency(self) -> Residency:
+        """Whose memory is whose."""
+        return self._ports.residency
 
     @property
     def is_changing(self) -> bool:
@@ -148,7 +154,7 @@ class Reconciler:
             return await self._change_to(content, nothing_durable, progress)
 
     async def replace_deployments(
-        self, deployments: Mapping[str, DeploymentMember], expected_revision: int | None
+        self, deployments: Mapping[str, DeploymentMember], expected_revision: int | None, progress: Progress = quiet
     ) -> tuple[DeploymentsRevision, dict[str, Any]]:
         """The admin API's complete map, and the report of the change to it.
 
@@ -165,7 +171,7 @@ class Reconciler:
                 deployments,
                 expected_revision,
                 (*delta.preserved, *delta.adjusted),
-                lambda wanted, commit: self._change_to(wanted, commit, quiet),
+                lambda wanted, commit: self._change_to(wanted, commit, progress),
             )
             self._events.tell(EventKind.BUNDLE_ACCEPTED, f"deployments, revision {new.revision}, by the admin API")
             return new, report

@@ -30,6 +30,7 @@ from sbctl.runtime.log import get_log
 from sbctl.runtime.place import Place
 from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.replica_messages import (
+    Evicted,
     Load,
     LoadedBy,
     Message,
@@ -124,9 +125,9 @@ class Replica:
             await self._ask(lambda waiter: Stop(waiter, None, drain_s, last=True, leave=leave))
             await self._owner
 
-    async def unload(self, why: str) -> None:
+    async def unload(self, why: str, reason: Evicted = "keep_alive") -> None:
         """Stop it if it is still idle; the next request starts it again."""
-        await self._ask(lambda waiter: Stop(waiter, "idle", 0.0, only_if_idle=True, why=why))
+        await self._ask(lambda waiter: Stop(waiter, "idle", 0.0, only_if_idle=reason, why=why))
 
     async def end_what_is_left(self) -> None:
         """Try again to end an engine that did not. Raises EngineError `engine_shutdown_failed`."""
@@ -300,6 +301,8 @@ class Replica:
             await self._end_engine(None, leave=ask.leave)
             if had_engine:
                 self._tell(EventKind.ENGINE_STOPPED, why_stopped(ask))
+                if ask.only_if_idle is not None:
+                    self._ports.evicted(ask.only_if_idle)
             if ask.by == "operator" or self.phase is not ReplicaPhase.CONFIGURED:
                 self._move(ReplicaPhase.STOPPED)
             self.stopped_by, self.error = ask.by, None
@@ -338,7 +341,7 @@ class Replica:
 
     def _become_ready(self, launched: Launched) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._ports.launched(self.member.engine.engine, "ready", now_s - self._launch_began_s)
+        self._ports.launched(self.member.engine.engine, self.member.model, "ready", now_s - self._launch_began_s)
         self.launched = launched
         self._token_seen = True
         self._move(ReplicaPhase.READY)
@@ -368,7 +371,7 @@ class Replica:
             if now_s - self._ready_at_s >= _STABLE_AFTER_S:
                 self._failures = 0
         else:
-            self._ports.launched(self.member.engine.engine, "failed", now_s - self._launch_began_s)
+            self._ports.launched(self.member.engine.engine, self.member.model, "failed", now_s - self._launch_began_s)
         self.gate.close("engine_unhealthy")
         self._tell(EventKind.ENGINE_CRASHED, f"{error.code}: {error.message}")
         self._fail(error)

@@ -17,6 +17,7 @@ from sbctl.runtime.replica_states import ReplicaPhase
 from sbctl.runtime.residency import Residency
 
 __all__ = [
+    "Evicted",
     "Load",
     "LoadedBy",
     "Message",
@@ -35,6 +36,8 @@ __all__ = [
 
 LoadedBy = Literal["request", "operator", "reconcile"]
 StoppedBy = Literal["operator", "idle"]
+Evicted = Literal["lru", "keep_alive", "manual"]
+"""Why an idle engine was unloaded: another needed its room, nobody used it, an operator said so."""
 
 
 def backoff_s(failures: int, chance: float) -> float:
@@ -45,12 +48,13 @@ def backoff_s(failures: int, chance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPorts:
-    """`launched` is told of every launch: engine, outcome `ready` or `failed`, seconds. `chance` gives 0..1. `events` remembers what happens."""
+    """`launched` is told of every launch: engine, model, outcome `ready` or `failed`, seconds; `evicted` of every engine that was unloaded. `chance` gives 0..1. `events` remembers what happens."""
 
     launch: LaunchPorts
     residency: Residency = field(default_factory=Residency)
     chance: Callable[[], float] = random.random
-    launched: Callable[[str, Literal["ready", "failed"], float], None] = lambda _engine, _outcome, _seconds: None
+    launched: Callable[[str, str, Literal["ready", "failed"], float], None] = lambda _engine, _model, _outcome, _s: None
+    evicted: Callable[[Evicted], None] = lambda _reason: None
     events: EventSink = NO_EVENTS
 
 
@@ -71,7 +75,8 @@ class Stop:
     waiter: asyncio.Future[None]
     by: StoppedBy | None
     drain_s: float
-    only_if_idle: bool = False
+    only_if_idle: Evicted | None = None
+    """It is unloaded for this reason, unless it has requests."""
     why: str = ""
     last: bool = False
     leave: bool = False

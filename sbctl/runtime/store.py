@@ -68,7 +68,7 @@ class AcceptedBundle:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One operation that somebody asked for. `state`: queued, downloading, verifying, then ready or failed; `error` is one sentence."""
+    """One operation that somebody asked for. `state`: queued, downloading, verifying, or deleting, then ready, deleted or failed; `error` is one sentence."""
 
     id: str
     kind: str
@@ -122,7 +122,8 @@ class RuntimeStore:
                 run(statement)
             run("UPDATE job SET state='ready' WHERE state='succeeded'")
             run(
-                "UPDATE job SET state='failed', error='the runtime was restarted' WHERE state NOT IN ('ready', 'failed')"
+                "UPDATE job SET state='failed', error='the runtime was restarted' "
+                "WHERE state NOT IN ('ready', 'failed', 'deleted')"
             )
 
     @contextlib.contextmanager

@@ -41,4 +41,5 @@ def _line(row: AuditRow) -> Text:
     if not found.entries:
         return Text(safe(f"{row.host}: nothing was changed yet"))
     head = f"head {found.entries}:{found.head}"
-    return Text(safe(f"{row.host}: {entries} hold, the last of {found.last_at}; {head}"))
+    kept = f", the first {found.trimmed} old and not kept" if found.trimmed else ""
+    return Text(safe(f"{row.host}: {entries} hold{kept}, the last of {found.last_at}; {head}"))

@@ -32,18 +32,28 @@ class MovedRow:
 
 
 def ps_body(rows: Sequence[PsRow], errors: Sequence[PlaceError]) -> dict[str, Any]:
+    """As the admin API's status has it, with the host of each replica; `models` is the same list, as SBproxy's scripts know it."""
+    told = [
+        {
+            "host": row.host,
+            "deployment": row.deployment.deployment,
+            "generation": row.deployment.generation,
+            "stopped_by": row.deployment.stopped_by,
+            **row.replica.model_dump(mode="json"),
+        }
+        for row in rows
+    ]
+    blockers = [
+        f"{row.host}/{row.deployment.deployment}: {row.replica.reason_code}"
+        for row in rows
+        if row.replica.state == "failed"
+    ]
+    advice = "sbctl logs says why; sbctl models reset DEPLOYMENT once it is mended" if blockers else None
     return {
         "serving": any(row.replica.state == "ready" for row in rows),
-        "deployments": [
-            {
-                "host": row.host,
-                "deployment": row.deployment.deployment,
-                "generation": row.deployment.generation,
-                "stopped_by": row.deployment.stopped_by,
-                **row.replica.model_dump(mode="json"),
-            }
-            for row in rows
-        ],
+        "deployments": told,
+        "models": told,
+        "local_serving": {"ready": not blockers, "blockers": blockers, "recommendation": advice},
         "errors": errors_body(errors),
     }
 

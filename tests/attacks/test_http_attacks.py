@@ -10,12 +10,15 @@ import base64
 import json
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
+from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.cache_calls import CacheCalls
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.scrypt import scrypt_hash
 from sbctl.base.secret import Secret
@@ -24,6 +27,7 @@ from sbctl.node.paths import node_paths
 from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.admin_access import Accounts
 from sbctl.runtime.admin_desired import AdminDesired
+from sbctl.runtime.admin_reach import Reach
 from sbctl.runtime.admin_routes import ROUTES
 from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.drain import Drain
@@ -42,6 +46,7 @@ from tests.simulators.runtime_world import Operator, content, member
 
 PASSWORD = "correct horse"
 NO_JOB = "0" * 26
+NO_ARTIFACT = "0" * 64
 VIEWER = AdminOperator(username="viewer", password_hash=scrypt_hash(b"only looks", log_n=10), role="read_only")
 BASIC = "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
 LIMITS = ListenerLimits(header_s=0.3, write_stall_s=0.3, idle_s=0.5, connections=8)
@@ -69,6 +74,8 @@ class Target:
         self.paths = node_paths(0, {"SBCTL_NODE_PREFIX": str(folder)})
         self.listeners: list[Listener | GatewayServer] = []
         self.admin_port = self.data_port = 0
+        self.cache_changes: dict[str, Any] = {}
+        """How the host's cache is configured otherwise."""
 
     async def start(self) -> None:
         sock = bind_tcp("127.0.0.1", 0)
@@ -82,9 +89,9 @@ class Target:
             accounts=Accounts("admin", Secret(PASSWORD.encode()), (VIEWER,)),
             clock=SYSTEM_CLOCK,
             note=self.store.audit,
+            weights=self._cache_calls,
             requests_per_minute=100_000,
-            bind="127.0.0.1",
-            port=self.admin_port,
+            reach=Reach("127.0.0.1", self.admin_port),
         ).app()
         await self._listen(Listener(self.admin, LIMITS), sock)
         sock = bind_tcp("127.0.0.1", 0)
@@ -96,6 +103,9 @@ class Target:
         cold = member(facts(), "/engine", warm=False, pull="on_demand", cold_start="reject")
         desired = content({"q": cold}, origins={"ai.internal": OriginMember(models={"public": "q"})})
         await self.reconciler.apply_content(desired, quiet)
+
+    def _cache_calls(self) -> CacheCalls:
+        return replace(CacheCalls(ArtifactCache(self.paths.models), {}, budget_bytes=1 << 30), **self.cache_changes)
 
     async def _listen(self, listener: Listener | GatewayServer, sock: Any) -> None:
         self.listeners.append(listener)
@@ -245,7 +255,7 @@ async def test_G2_an_absolute_target_is_refused(target: Target) -> None:
 
 def _routes(target: Target) -> list[tuple[str, str]]:
     return [
-        (route.method, route.resource.canonical.replace("{job}", NO_JOB))
+        (route.method, _filled(route.resource.canonical))
         for route in target.admin.router.routes()
         if route.resource is not None
     ]
@@ -297,6 +307,11 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
     ("GET", "/admin/model-host/deployments"): (401, 200),
     ("PUT", "/admin/model-host/deployments"): (401, 403),
     ("POST", "/admin/reload"): (401, 403),
+    ("GET", "/admin/model-host/catalog"): (401, 200),
+    ("GET", "/admin/model-host/value"): (401, 200),
+    ("GET", "/admin/model-host/files"): (401, 200),
+    ("DELETE", f"/admin/model-host/artifacts/{NO_ARTIFACT}"): (401, 404),
+    ("POST", "/admin/model-host/gc"): (401, 200),
     ("GET", "/admin/model-host/jobs"): (401, 200),
     ("GET", f"/admin/model-host/jobs/{NO_JOB}"): (401, 404),
     ("GET", f"/admin/model-host/jobs/{NO_JOB}/stream"): (401, 404),
@@ -308,6 +323,11 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
     ("POST", "/admin/model-host/reset"): (401, 202),
 }
 """Route → status without credentials, with them. A new route without an entry fails the test below."""
+
+
+def _filled(path: str) -> str:
+    return path.replace("{job}", NO_JOB).replace("{digest}", NO_ARTIFACT)
+
 
 OPEN_ROUTES = {route.path for route in ROUTES if route.role == "anyone"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -324,7 +344,7 @@ async def _knock(target: Target, method: str, path: str, *, authorized: bool) ->
 async def test_G4_every_route_and_method_answers_as_the_table_says(target: Target) -> None:
     paths = {path for _, path in _routes(target)}
     assert {path for _, path in MATRIX} == paths
-    assert set(MATRIX) == {(route.method, route.path.replace("{job}", NO_JOB)) for route in ROUTES}
+    assert set(MATRIX) == {(route.method, _filled(route.path)) for route in ROUTES}
     for path in sorted(paths):
         for method in METHODS:
             expected = MATRIX.get((method, path))
@@ -360,11 +380,11 @@ READER_FORBIDDEN = {(route.method, route.path) for route in ROUTES if route.role
 async def test_G4_a_role_may_what_the_table_of_routes_says(target: Target) -> None:
     cookie, csrf = await _session(target, "viewer", "only looks")
     rows = (cookie, f"X-CSRF-Token: {csrf}", "Content-Type: application/json")
-    assert len(READER_FORBIDDEN) == 8
+    assert len(READER_FORBIDDEN) == 10
     for route in ROUTES:
         if route.handler in ("login", "logout"):
             continue
-        path = route.path.replace("{job}", NO_JOB)
+        path = _filled(route.path)
         body = b'{"deployment":"q"}' if route.method != "GET" else b""
         asked = request(target, f"{route.method} {path}", *rows, body=body, authorized=False)
         status = status_of(await raw(target.admin_port, asked))

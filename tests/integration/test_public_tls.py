@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -296,3 +297,39 @@ def test_the_key_is_in_one_file_and_nowhere_else(served: tuple[Path, RuntimeProc
     for pid in (runtime.process.pid, *runtime.engine_pids()):
         for name in ("cmdline", "environ"):
             assert canary not in Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def test_the_admin_api_over_tls_alone_by_the_names_of_its_certificate(tmp_path: Path) -> None:
+    prepare_node(tmp_path, Operator(), admin_enabled=True, admin_tls=True, admin_bind="0.0.0.0")
+    install(tmp_path, issue(NAME))
+    basic = "Basic " + base64.b64encode(b"admin:correct horse").decode()
+    with running(tmp_path) as runtime:
+        url = runtime.status()["admin_url"]
+        assert url.startswith("https://")
+        assert runtime.status()["https_url"] is None
+        port = int(url.rpartition(":")[2])
+        context = ssl.create_default_context(cadata=public_ca().decode())
+        seen = []
+        for host in (f"{NAME}:{port}", f"127.0.0.1:{port}", f"evil.com:{port}"):
+            connection = http.client.HTTPConnection(NAME, timeout=30)
+            connection.sock = context.wrap_socket(
+                socket.create_connection(("127.0.0.1", port), timeout=30), server_hostname=NAME
+            )
+            connection.request("GET", "/metrics", headers={"Host": host, "Authorization": basic})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            seen.append(answer.status)
+            connection.close()
+        assert seen == [200, 200, 403], text
+        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        plain.request("GET", "/healthz")
+        with pytest.raises((http.client.HTTPException, OSError)):
+            plain.getresponse()
+        plain.close()
+
+
+def test_no_admin_api_off_loopback_without_tls(tmp_path: Path) -> None:
+    prepare_node(tmp_path, Operator(), admin_enabled=True, admin_bind="0.0.0.0")
+    runtime = RuntimeProcess(tmp_path)
+    assert runtime.process.wait(60) != 0
+    assert "runtime.admin_needs_tls" in runtime.log.read_text()

@@ -152,10 +152,10 @@ def _activate_alone(context: NodeContext, params: RuntimeActivate, runtime: Loca
 def _tend_public_tls(runtime: LocalRuntime, params: RuntimeActivate) -> None:
     """What runs shows what is installed; files of somebody else are watched; a certificate that nothing uses goes, with its key."""
     paths, config = runtime.paths, params.config
-    if config.https_bind_port is None:
-        _forget(pair_path(paths))
-    else:
+    if config.has_tls:
         hand_over(paths, runtime.control)
+    else:
+        _forget(pair_path(paths))
     tend_watch(runtime.systemd, paths, paths.version(params.version), config)
 
 
@@ -200,7 +200,7 @@ def _public_pair(paths: NodePaths, config: RuntimeConfig) -> Mapping[Path, bytes
     files = node_files_of(config)
     if files is not None:
         return {pair_path(paths): files.read().reveal()}
-    if config.https_bind_port is not None and not pair_path(paths).exists():
+    if config.has_tls and not pair_path(paths).exists():
         raise HostError(
             "tls.not_installed",
             "the runtime shall serve TLS, and its certificate is not on this host",

@@ -180,7 +180,7 @@ def activated_as(context: NodeContext, facts: Mapping[str, Any]) -> dict[str, An
 
 def _public_tls(paths: NodePaths, told: object) -> dict[str, Any] | None:
     config, _digest = stored_config(paths)
-    if config is None or config.https_bind_port is None:
+    if config is None or not config.has_tls:
         return None
     return {
         **(told if isinstance(told, dict) else {}),

@@ -93,7 +93,7 @@ def render_units(
             "launcher": LAUNCHER_SOCKET_PATH,
             "secrets": paths.secrets,
             "fetching_secrets": (*config.egress.secrets, *config.provider_keys),
-            "certificate": "" if config.https_bind_port is None else PAIR_NAME,
+            "certificate": PAIR_NAME if config.has_tls else "",
             "sockets": bool(addresses),
             "socket_name": SOCKET_NAME,
             "stop_s": config.shutdown_deadline_ms // 1000 + _STOP_MARGIN_S,

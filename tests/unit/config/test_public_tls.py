@@ -187,3 +187,39 @@ def test_force_ssl_needs_https_unless_somebody_else_ends_tls(load_text: Load, fi
     assert [each.code for each in findings_of(forced)] == ["config.unenforced"]
     config = load_text('fleet: {accept_unenforced: ["origins.*.force_ssl"]}\n' + forced)
     assert not config.hosts["local"].origins["ai.example.com"].force_ssl
+
+
+ADMIN = "admin: {{enabled: true, bind: 10.0.0.5, allow_ips: [10.0.0.0/8], tls: {{cert: {}, key: {}}}}}"
+
+
+def test_an_admin_api_off_loopback_has_a_certificate_of_its_own_or_the_apis(
+    files: Callable[[Issued], Issued], load_text: Load
+) -> None:
+    files(issue("admin.example.com"))
+    alone = load_text(text(ADMIN.format("./chain.pem", "./key.pem")))
+    tls = tls_of(alone)
+    assert tls.certificate is not None
+    assert (tls.certificate.names, tls.key_reference) == (("admin.example.com",), "file:./key.pem")
+    assert not alone.notes, "it is not asked to be for the origins"
+    files(issue("ai.example.com"))
+    both = load_text(text(BOTH + "\n  " + ADMIN.format("file:./chain.pem", "./key.pem")))
+    assert tls_of(both).certificate_reference == "file:./chain.pem"
+    on_node = load_text(text(ADMIN.format("node-file:/etc/l/c.pem", "node-file:/etc/l/k.pem")))
+    assert tls_of(on_node).node_files == ("/etc/l/c.pem", "/etc/l/k.pem")
+
+
+@pytest.mark.parametrize(
+    ("tls", "code", "words"),
+    [
+        (BOTH + "\n  " + ADMIN.format("./other.pem", "./key.pem"), "config.conflict", "admin.tls names other files"),
+        (ADMIN.format("./chain.pem", "secret:nobody"), "config.unknown_secret", "nobody"),
+        (ADMIN.format("node-file:etc/c.pem", "node-file:/k.pem"), "config.bad_value", "admin.tls.cert: a path"),
+        (ADMIN.format("./chain.pem", "node-file:/k.pem"), "config.conflict", "on the host both"),
+    ],
+)
+def test_what_an_admin_api_cannot_show_is_refused_at_its_place(
+    files: Callable[[Issued], Issued], findings_of: Findings, tls: str, code: str, words: str
+) -> None:
+    files(issue("ai.example.com"))
+    found = findings_of(text(tls))
+    assert any(each.code == code and words in each.message for each in found), found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from sbctl.catalog.loader import builtin_catalog
 from sbctl.plan.model import UNMANAGED
 from tests.simulators.provider_world import QUICKSTART, ProviderWorld
 
@@ -99,3 +101,30 @@ def test_a_route_may_come_before_its_deployment(world: ProviderWorld) -> None:
     assert [route.deployment for route in origin.routes] == ["chat"]
     world.apply()
     assert world.settled()
+
+
+def test_the_operators_catalog_travels_where_the_api_may_choose_from_it(world: ProviderWorld) -> None:
+    entry = builtin_catalog().entries["smollm2-135m-instruct"].model.model_dump(mode="json", exclude_defaults=True)
+
+    def write(**models: object) -> None:
+        document = {"schema_version": 2, "catalog_revision": "ours-1", "models": models}
+        (world.directory / "models.yaml").write_text(json.dumps(document))
+
+    with_catalog = OWNED.replace("    authority:", "    catalog_file: models.yaml\n    authority:")
+    write(ours=entry)
+    world.configure(with_catalog)
+    world.apply()
+    assert world.settled()
+    write(ours=entry, more={**entry, "family": "another"})
+    world.configure(with_catalog)
+    plan = world.plan()
+    (change,) = plan.actionable
+    assert (str(change.address), change.blast_radius.name) == ("bundle.local", "HITLESS")
+    assert [leaf.path for leaf in change.leaves] == ["catalog.more", "revision"]
+    world.apply()
+    assert world.settled()
+    world.configure(with_catalog.replace("admin_managed", "file_managed"))
+    world.apply()
+    write(ours=entry, third=entry)
+    world.configure(with_catalog.replace("admin_managed", "file_managed"))
+    assert world.settled(), "where sb.yml owns the deployments an entry that none uses changes nothing"

@@ -11,6 +11,7 @@ import pytest
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import ArtifactError, EngineError, InputError, RefusedError, SbctlError
 from sbctl.catalog.loader import builtin_catalog
+from sbctl.runtime.admin_catalog import KnownCatalog
 from sbctl.runtime.admin_deployments import asked_deployments, shown_deployment
 from sbctl.runtime.admin_desired import AdminDesired, refusal
 from sbctl.runtime.assigned import assigned_artifacts
@@ -48,7 +49,9 @@ class _Node:
     async def put(self, expected: int | None, **deployments: Any) -> dict[str, Any]:
         """The answer's body, with its status beside it."""
         try:
-            answer = await self.admin.replace({"expected_revision": expected, "deployments": deployments})
+            self.admin.refuse_foreign()
+            asked = self.admin.asked({"expected_revision": expected, "deployments": deployments})
+            answer = await self.admin.replace(asked)
         except SbctlError as error:
             status, body = refusal(error)
             return {"status": status, **body}
@@ -287,3 +290,29 @@ def test_started_by_hand_the_file_rules(tmp_path: Path) -> None:
             admin.refuse_foreign()
 
     _run(tmp_path, scenario)
+
+
+def test_a_model_of_the_operators_catalog_can_be_named(tmp_path: Path, make_member: MakeMember) -> None:
+    own = {**builtin_catalog().entries[MODEL].model.model_dump(mode="json"), "family": "ours"}
+    catalog = {"schema_version": 2, "catalog_revision": "ours-1", "models": {"our-model": own}}
+
+    async def scenario(start: Callable[..., _Node]) -> None:
+        node = start()
+        with_it = content({}).model_copy(update={"catalog": catalog})
+        await node.reconciler.apply_bundle(node.operator.bundle(with_it, 1), None, quiet)
+        answer = await node.put(None, q={"model": "our-model"})
+        assert (answer["status"], answer["plan"]["added"]) == (200, ["q"])
+        told = node.admin.catalog()
+        assert (told["catalog_revision"], told["models"]["our-model"]["builtin"]) == ("ours-1", False)
+        assert told["models"][MODEL]["builtin"] is True
+        await node.reconciler.apply_bundle(node.operator.bundle(content({}), 2), 1, quiet)
+        assert (await node.put(1, q={"model": "our-model"}))["status"] == 200, "what is stored is known by its weights"
+        assert (await node.put(2, p={"model": "another"}))["code"] == "unknown_catalog_model"
+
+    _run(tmp_path, scenario)
+
+
+def test_a_catalog_that_cannot_be_read_leaves_the_built_in_one() -> None:
+    broken = content({}).model_copy(update={"catalog": {"schema_version": 9, "models": {}}})
+    assert KnownCatalog().of(broken) is builtin_catalog()
+    assert "catalog" not in content({}).model_dump(mode="json"), "what is not there changes no digest"

@@ -10,7 +10,7 @@ import pytest
 
 from sbctl.base.errors import SbctlError
 from sbctl.runtime.actor import ACTING, Actor
-from sbctl.runtime.audit import verify_audit
+from sbctl.runtime.audit import AuditEntry, append_audit, verify_audit
 from sbctl.runtime.store import JobRow, RuntimeStore
 
 
@@ -102,3 +102,50 @@ def test_H10_an_audit_that_cannot_be_written_refuses_the_change(
     assert store.stopped() == frozenset()
     assert store.jobs() == ()
     store.close()
+
+
+def _trimmed(folder: Path) -> Path:
+    """2,500 entries of which the newest 1,000 to 2,000 are kept."""
+    database = folder / "runtime.db"
+    RuntimeStore(database, folder / "bundle.json").close()
+    with sqlite3.connect(database) as raw:
+        for number in range(2500):
+            entry = AuditEntry("2026-01-01T00:00:00Z", "ops", "admin", "job.load", f"d{number}", "control")
+            append_audit(raw, entry, keep=1000)
+    return database
+
+
+def test_what_is_old_goes_and_the_chain_holds_from_a_checkpoint(tmp_path: Path) -> None:
+    database = _trimmed(tmp_path)
+    found = verify_audit(database)
+    assert (found.entries, found.trimmed, found.broken_at) == (2501, 1000, None)
+    with sqlite3.connect(database) as raw:
+        assert raw.execute("SELECT count(*), min(seq) FROM audit").fetchone() == (1501, 1001)
+        start = raw.execute("SELECT seq, hash FROM audit_start").fetchone()
+        middle = raw.execute("SELECT seq, hash FROM audit WHERE seq = 1500").fetchone()
+    for expected in (start, middle, (found.entries, found.head)):
+        assert verify_audit(database, expected=expected).broken_at is None
+    gone = verify_audit(database, expected=(7, "0" * 64))
+    assert gone.broken_at == 7
+    assert "older than what is kept" in (gone.why or "")
+    assert verify_audit(database, expected=(1500, "0" * 64)).broken_at == 1500
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("DELETE FROM audit WHERE seq <= 1200", "is missing"),
+        (
+            """DELETE FROM audit WHERE seq <= 1200;
+               UPDATE audit_start SET seq = 1200, hash = (SELECT previous FROM audit WHERE seq = 1201)""",
+            "no entry says that they were old",
+        ),
+        ("DELETE FROM audit_start", "is missing"),
+        ("UPDATE audit SET detail = replace(detail, '1000', '1200') WHERE action = 'audit.trimmed'", "was changed"),
+    ],
+)
+def test_entries_taken_out_at_the_beginning_are_no_old_ones(tmp_path: Path, sql: str, says: str) -> None:
+    database = _trimmed(tmp_path)
+    with sqlite3.connect(database) as raw:
+        raw.executescript(sql)
+    assert says in (verify_audit(database).why or "")
