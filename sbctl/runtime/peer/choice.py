@@ -5,7 +5,8 @@ requests, the least busy device, the emptiest memory, here before elsewhere, the
 replicas counts by the load of one.
 
 A prompt's beginning has a node of its own (rendezvous hashing), where its prefix is in the engine's cache. That node is preferred, but only
-among candidates of the same state, health and region, while nobody waits there, and while it runs no more than a quarter above the mean.
+among candidates of the same state, health and region, while nobody waits there, and while it would run no more than two requests a replica or
+a quarter above the mean.
 
 A deployment that is cold everywhere is woken in one place: for cold candidates load says nothing, so all requests and all gateways that
 see the same directory choose the same one.
@@ -25,6 +26,7 @@ ATTEMPTS_MAX: Final = 8
 ReplicaKind = Literal["ready", "starting", "cold"]
 _STATES: Final[Mapping[ReplicaKind, int]] = {"ready": 0, "starting": 1, "cold": 2}
 _ABOVE_MEAN: Final = 1.25
+_ALWAYS_FITS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +107,5 @@ def choose(
     own = max(equals, key=lambda each: (prefix_score(prefix, each.node_id), each.generation))
     replicas = sum(each.replicas for each in equals)
     bound = _ABOVE_MEAN * (sum(running(each) for each in equals) + 1) / replicas
-    fits = not own.queue_depth and (running(own) + 1) / own.replicas <= max(1.0, bound)
+    fits = not own.queue_depth and (running(own) + 1) / own.replicas <= max(_ALWAYS_FITS, bound)
     return own if fits else best

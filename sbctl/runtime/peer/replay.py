@@ -3,8 +3,9 @@
 In memory only: a dispatch names the start of this process (`audience_boot_epoch`), so nothing from before it is accepted anyway. The
 fence is bounded; when it is full it refuses what is new and forgets nothing. One issuer fills three quarters of it at most.
 
-An entry leaves when both clocks say so: the wall clock, by which a dispatch is judged, and the monotonic one, by which no step of the
-wall clock frees anything.
+An entry leaves when both clocks say so: the wall clock, by which a dispatch is judged, and the monotonic one, so that no step forward frees
+anything early. What remains is a wall clock that ran ahead past a dispatch's end and is set back within its seconds; whoever shows it then
+still needs the private key of the gateway that made it, since it counts on that gateway's own connections alone.
 """
 
 from __future__ import annotations

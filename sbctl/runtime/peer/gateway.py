@@ -1,0 +1,161 @@
+"""The public API of a gateway in a cluster: the same checks and the same answers, and whichever node is best asked.
+
+What a gateway knows of the cluster comes through `Cluster`: the accepted bundle's deployments, and a directory of verified snapshots. What this
+host runs itself is asked in the way of a host without a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sbctl.base.errors import EngineError, RefusedError
+from sbctl.runtime import routes
+from sbctl.runtime.drain import Drain
+from sbctl.runtime.gateway.fallback import Externals, stand_ins
+from sbctl.runtime.gateway.gateway import Gateway, RouteClass
+from sbctl.runtime.gateway.models import Availability, described_model
+from sbctl.runtime.gateway.ports import Desired, Keys, Meter
+from sbctl.runtime.gateway.relay import Relay
+from sbctl.runtime.gateway.request import Request
+from sbctl.runtime.peer.dispatch import ClusterRequest, Directory, Dispatcher, prefix_of
+from sbctl.runtime.peer.envelope import Errand
+from sbctl.runtime.replica import Replica
+from sbctl.trust.bundle import DeploymentMember, OriginMember
+
+__all__ = ["Cluster", "ClusterGateway"]
+
+
+class Cluster(Directory, Protocol):
+    """The cluster as this gateway knows it."""
+
+    @property
+    def policy_revision(self) -> str:
+        """Of the bundle by which callers are let pass."""
+        ...
+
+    def member(self, deployment: str) -> DeploymentMember | None:
+        """What the bundle says of a deployment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """A deployment as `ports.Served`."""
+
+    deployment: str
+    member: DeploymentMember
+    replicas: Sequence[Replica] = field(default=())
+
+
+class ClusterGateway(Gateway):
+    """See the module."""
+
+    def __init__(
+        self,
+        desired: Desired,
+        meter: Meter,
+        keys: Keys,
+        drain: Drain,
+        externals: Externals,
+        *,
+        bound_to_loopback: bool,
+        cluster: Cluster,
+        dispatcher: Dispatcher,
+    ) -> None:
+        super().__init__(desired, meter, keys, drain, externals, bound_to_loopback=bound_to_loopback)
+        self._cluster = cluster
+        self._dispatcher = dispatcher
+
+    async def _ask(self, request: Request) -> Relay:
+        """The relay of an answer that has begun and ended, from the best replica that would give one."""
+        served = self._route(request)
+        await self._check_fit(request, served)
+        loop = asyncio.get_running_loop()
+        request.admitted_s = loop.time()
+        member = served.member
+        return await self._dispatcher.ask(
+            ClusterRequest(
+                deployment=served.deployment,
+                cold_start=member.cold_start,
+                prefix=prefix_of(request.asked),
+                deadline_s=request.began_s + member.queue_timeout_ms / 1000,
+                client=request.client,
+                errand=lambda generation: self._errand(request, generation),
+                relay=lambda route: self._peer_relay(request, route),
+                here=lambda: self._ask_here(request, served),
+            )
+        )
+
+    def _route(self, request: Request) -> _Elsewhere:
+        """Raises RefusedError `unknown_origin`, `unknown_model`, `model_not_allowed`; EngineError `no_ready_replica` while this host stops."""
+        if self._stopping:
+            raise EngineError("no_ready_replica", "the runtime is stopping", retryable=True)
+        table = self._desired.routes
+        origin = table.origin(request.host, bound_to_loopback=self._on_loopback)
+        request.name, deployment = table.named(origin, request.asked.model, instead=request.instead)
+        member = self._cluster.member(deployment)
+        if member is None:
+            raise RefusedError("unknown_model", "this model is not served here")
+        served = request.served = _Elsewhere(deployment, member)
+        request.stand_ins = stand_ins(origin, request.name, no_training=request.no_training)
+        if not request.caller.may_use(request.name):
+            raise RefusedError("model_not_allowed", "this key may not use this model")
+        return served
+
+    async def _ask_here(self, request: Request, served: _Elsewhere) -> Relay:
+        request.admitted_s, request.failed = None, set()
+        try:
+            return await super()._ask(request)
+        except RefusedError as error:
+            if error.code != "unknown_model":
+                raise
+            # The directory is behind: this host gave the deployment up a moment ago.
+            raise EngineError("deployment_not_assigned", "no longer served on this host", retryable=True) from None
+        finally:
+            request.served = served
+
+    def _errand(self, request: Request, generation: int) -> Errand:
+        body, content_type = self._engine_body(request)
+        assert request.served is not None
+        return Errand(
+            deployment=request.served.deployment,
+            generation=generation,
+            logical_model=request.name,
+            path=request.operation.path,
+            content_type=content_type,
+            body=body,
+            request_id=request.id,
+            priority=request.priority,
+            policy_revision=self._cluster.policy_revision,
+            key_name=request.caller.name,
+        )
+
+    def _peer_relay(self, request: Request, route: RouteClass) -> Relay:
+        relay = request.relay = self._new_relay(request, route, _nothing)
+        return relay
+
+    def _rows(
+        self,
+        table: routes.RouteTable,  # noqa: ARG002 - as Gateway
+        origin: OriginMember,
+        caller: routes.Caller,
+    ) -> dict[str, dict[str, Any]]:
+        rows = {}
+        for name, deployment in sorted(origin.models.items()):
+            member = self._cluster.member(deployment)
+            if member is not None and caller.may_use(name):
+                rows[name] = self._row(name, deployment, member)
+        return rows
+
+    def _row(self, name: str, deployment: str, member: DeploymentMember) -> dict[str, Any]:
+        found = self._cluster.selection(deployment, resting=()).candidates
+        ready = sum(candidate.replicas for candidate in found if candidate.state == "ready")
+        state: Availability = "ready" if ready else "cold" if found else "unavailable"
+        return described_model(name, member, state=state, ready=ready, desired=member.replicas)
+
+
+def _nothing() -> None:
+    """Progress at a peer's engine is watched by that peer."""
