@@ -264,7 +264,9 @@ class Placing:
         placed, demand = self.placed[wish.demand.deployment], wish.demand
         if not placed.places or wish.is_exclusive or wish.keeps_only:
             return 0
-        if not wish.is_settled or placed.displaced or len(placed.places) < demand.replicas:
+        if len(placed.places) < demand.replicas and not placed.displaced:
+            return 0
+        if not wish.is_settled or placed.displaced:
             self.unfinished |= wish.is_under_way or bool(placed.displaced)
             return 0
         change = self._better(newcomers, wish, placed.places)

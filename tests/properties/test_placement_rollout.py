@@ -1,0 +1,92 @@
+"""Whatever happens to nodes, words and engines: a rolling deployment serves, a recreated one never runs twice, no node holds more than it has."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.simulators.placement_world import PlacementWorld, cpu_node, demand_of
+
+NODES = [cpu_node(f"n{number}", memory_gib=10, zone="ab"[number % 2]) for number in range(4)]
+
+_EVALUATE = st.tuples(st.just("evaluate"), st.sampled_from((1, 5, 20, 61)), st.booleans())
+_EVACUATE = st.tuples(st.just("evacuate"), st.integers(0, 3), st.booleans())
+_WORK = st.tuples(st.just("work"), st.integers(0, 3), st.booleans())
+_CHANGE = st.tuples(st.just("change"), st.integers(0, 1), st.integers(1, 3), st.booleans())
+_EVENTS = st.one_of(_EVALUATE, _EVALUATE, _WORK, _WORK, _WORK, _CHANGE, _EVACUATE)
+_STEPS = st.lists(_EVENTS, max_size=40)
+_CONTROLLER = st.tuples(st.just("controller"), st.just(False))
+_SIZES = st.sampled_from(((1, 3), (2, 5), (4, 3), (4, 5), (4, 7), (1, 7), (2, 7)))
+"""Nodes of 10 GiB, and GiB of a replica: with room for old and new, for some of both, and for one of them only."""
+
+
+def _world(rollout: str, replicas: int, nodes: int, gib: int) -> PlacementWorld:
+    world = PlacementWorld(NODES[:nodes])
+    world.want(demand_of("a", replicas, gib=gib, rollout=rollout), demand_of("b", 1, gib=3))  # type: ignore[arg-type]
+    world.settle(4)
+    return world
+
+
+def _step(world: PlacementWorld, step: tuple, rollout: str, gib: int, versions: list[int]) -> None:
+    match step:
+        case ("evaluate", seconds, fresh):
+            world.evaluate(seconds, fresh=fresh)
+        case ("work", number, engines) if f"n{number}" in world.workers:
+            world.work(f"n{number}", engines=engines)
+        case ("evacuate", number, begin) if f"n{number}" in world.workers:
+            world.evacuate(f"n{number}", begin=begin)
+        case ("change", which, replicas, is_broken):
+            versions[0] += 1
+            name = "ab"[which]
+            if is_broken:
+                world.broken.add((name, f"v{versions[0]}"))
+            world.want(
+                demand_of(name, replicas, gib=gib, version=versions[0], rollout=rollout if name == "a" else "rolling")
+            )  # type: ignore[arg-type]
+        case ("controller", plan_lost):
+            world.new_controller(plan_lost=plan_lost)
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=_STEPS, replicas=st.integers(1, 3), size=_SIZES)
+def test_rolling_never_serves_with_nobody(steps: list[tuple], replicas: int, size: tuple[int, int]) -> None:
+    world, versions = _world("rolling", replicas, *size), [1]
+    assert world.serving("a") >= 1
+    for step in steps:
+        _step(world, step, "rolling", size[1], versions)
+        assert world.serving("a") >= 1, step
+        assert world.serving("b") >= 1, step
+        assert world.overdrawn() == [], step
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(st.one_of(_EVENTS, _CONTROLLER), max_size=40), replicas=st.integers(1, 3), size=_SIZES)
+def test_recreate_never_runs_two_engines_for_one_replica(
+    steps: list[tuple], replicas: int, size: tuple[int, int]
+) -> None:
+    world, versions = _world("recreate", replicas, *size), [1]
+    for step in steps:
+        _step(world, step, "recreate", size[1], versions)
+        live = world.live("a")
+        assert len({place.generation for _, place in live}) <= 1, step
+        assert len({place.slot for _, place in live}) == len(live), step
+        assert world.overdrawn() == [], step
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=_STEPS, rollout=st.sampled_from(("rolling", "recreate")), replicas=st.integers(1, 3))
+def test_what_can_be_brought_up_is_stable_in_the_end(steps: list[tuple], rollout: str, replicas: int) -> None:
+    world, versions = _world(rollout, replicas, 4, 3), [1]
+    for step in steps:
+        _step(world, step, rollout, 3, versions)
+    world.broken.clear()
+    for number in range(4):
+        world.evacuate(f"n{number}", begin=False)
+    versions[0] += 1
+    world.want(demand_of("a", replicas, gib=3, version=versions[0], rollout=rollout))  # type: ignore[arg-type]
+    world.want(demand_of("b", 1, gib=3, version=versions[0]))
+    plan = world.settle(20)
+    for name, count in (("a", replicas), ("b", 1)):
+        placed = plan.deployments[name]
+        assert (placed.rollout.phase, placed.rollout.target_ready, placed.held) == ("stable", True, ()), placed
+        assert len(world.live(name)) == world.serving(name) == count
