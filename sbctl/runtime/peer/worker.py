@@ -312,6 +312,8 @@ def _told(code: str) -> str:
     """What a peer is told of why its envelope was not believed."""
     if code == "identity.revoked":
         return "peer_revoked"
+    if code in ("identity.clock_skew", "certificate.not_yet_valid"):
+        return "dispatch_not_yet_valid"
     if code in ("peer.too_large", "json.too_large", "envelope.too_large"):
         return "envelope_too_large"
     if code in ("peer.malformed", "peer.too_new", "json.invalid", "envelope.invalid", "envelope.wrong_type"):
