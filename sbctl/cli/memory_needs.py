@@ -16,6 +16,7 @@ from typing import Any, Final
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.base.display import format_bytes, plural
 from sbctl.base.field_types import byte_size
+from sbctl.catalog.resolve import Resolution
 from sbctl.config.compiled import CompiledDeployment, CompiledHost
 from sbctl.engines.memory import (
     Figure,
@@ -28,9 +29,13 @@ from sbctl.engines.memory import (
     usable_host_bytes,
 )
 from sbctl.node.snapshot import HostFacts, NodeSnapshot
+from sbctl.views.models_list_views import ModelFit
 
-__all__ = ["DeploymentNeed", "HostNeeds", "need_body", "needs_of", "usable_bytes"]
+__all__ = ["DeploymentNeed", "HostNeeds", "model_fit", "need_body", "needs_of", "usable_bytes"]
 
+_MARGIN: Final = 0.1
+"""Where no sb.yml says another."""
+_MODES: Final[Mapping[str, str]] = {"embedding": "embedding", "rerank": "rerank"}
 _OTHER_HOST: Final = "another variant, model or host (required_labels)"
 
 
@@ -162,6 +167,41 @@ def needs_of(host: CompiledHost, snapshot: NodeSnapshot) -> HostNeeds:
         on_host, on_device = _with_margin(figure, deployment, margin)
         found.append(DeploymentNeed(deployment, figure, on_host, on_device, usable, devices, shape, margin))
     return _beside_warm(HostNeeds(host.name, tuple(found), usable, devices))
+
+
+def model_fit(found: Resolution, host: CompiledHost | None, snapshot: NodeSnapshot | None) -> ModelFit:
+    """As its deployment on this host asks for it; without one, one request at a time with the whole context that the model has.
+
+    By the header in the machine's cache, else the catalog's, else the catalog's figure, which knows nothing of context.
+    """
+    if snapshot is None or not snapshot.host.memory_total_bytes:
+        return ModelFit("unknown")
+    artifact = found.facts.artifact
+    asked = () if host is None else needs_of(host, snapshot).deployments
+    needs = [need for need in asked if need.deployment.artifact.artifact == artifact]
+    if needs:
+        worst = max(needs, key=lambda need: (need.short_bytes, need.host_bytes + need.device_bytes))
+        size = worst.host_bytes + worst.device_bytes
+        return ModelFit("too-large" if worst.short_bytes else "fits", size, worst.figure.source)
+    cached = {one.artifact: one.shape for one in snapshot.artifacts if one.shape is not None}
+    shape = cached.get(artifact, found.variant.shape)
+    if shape is None and not found.facts.min_memory_bytes:
+        return ModelFit("unknown")
+    usable, margin = usable_bytes(snapshot), _MARGIN if host is None else host.model_host.safety_margin
+
+    def needed(launch: ReplicaLaunch) -> tuple[int, str]:
+        figure = figure_of(launch, shape=shape, catalog_bytes=found.facts.min_memory_bytes)
+        return planned_bytes(figure, adapter_bytes=0, safety_margin=margin)[0], figure.source
+
+    launch = ReplicaLaunch(found.facts.context_length, mode=_MODES.get(found.entry.model.modality, "chat"))
+    size, source = needed(launch)
+    if size <= usable or source == "catalog":
+        # What the catalog says is of devices too: the largest one may hold it.
+        devices = [gpu.get("memory_total_bytes") for gpu in snapshot.host.gpus] if source == "catalog" else []
+        largest = max([usable, *(size for size in devices if isinstance(size, int))])
+        return ModelFit("fits" if size <= largest else "too-large", size, source)
+    smaller = next((words for words, less in smaller_launches(launch) if needed(less)[0] <= usable), "")
+    return ModelFit("fits-smaller" if smaller else "too-large", size, source, smaller)
 
 
 def _beside_warm(needs: HostNeeds) -> HostNeeds:

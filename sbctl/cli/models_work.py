@@ -13,7 +13,7 @@ from sbctl.base.errors import ArtifactError, ExitCode, InputError, RefusedError,
 from sbctl.base.ids import is_digest
 from sbctl.catalog.loader import CatalogEntry
 from sbctl.catalog.resolve import DeviceProfile, Resolution, resolve
-from sbctl.cli.fitness import usable_bytes
+from sbctl.cli.memory_needs import model_fit
 from sbctl.cli.models_places import Place
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.views.models_list_views import Listed, ModelRow, ShownRow
@@ -134,7 +134,7 @@ def _row(
         entry,
         found.facts,
         found.engine,
-        _fit(found.facts, snapshot),
+        model_fit(found, place.host, snapshot),
         artifact,
         found.facts.total_bytes,
         pinned=there is not None and there.pinned,
@@ -147,15 +147,6 @@ def _status(there: CachedArtifact | None, importable: str | None) -> str:
     if there is not None:
         return {"ready": "cached", "partial": "partial", "corrupt": "damaged"}[there.state]
     return f"not-pulled, importable from {importable}" if importable else "not-pulled"
-
-
-def _fit(facts: ArtifactFacts, snapshot: NodeSnapshot | None) -> str:
-    """By the least memory that the catalog names, against what models may take of the machine or of its largest device."""
-    if snapshot is None or not snapshot.host.memory_total_bytes or not facts.min_memory_bytes:
-        return "unknown"
-    devices = [gpu.get("memory_total_bytes") for gpu in snapshot.host.gpus]
-    room = max([usable_bytes(snapshot), *(size for size in devices if isinstance(size, int))])
-    return "fits" if facts.min_memory_bytes <= room else "too-large"
 
 
 def _others(place: Place, rows: Sequence[ModelRow], cache: CacheListing) -> list[ModelRow]:

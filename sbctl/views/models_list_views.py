@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -17,9 +17,22 @@ from sbctl.views.layout import safe
 from sbctl.views.models_views import PlaceError, errors_body
 from sbctl.views.tables import Cell, Column, render_fields, render_rows
 
-__all__ = ["Listed", "ModelRow", "ShownRow", "list_body", "list_text", "show_body", "show_text"]
+__all__ = ["Listed", "ModelFit", "ModelRow", "ShownRow", "list_body", "list_text", "show_body", "show_text"]
 
 _STATUS_STYLES: Final = {"cached": "green", "damaged": "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """Whether one machine could serve a model. `smaller`: what of a deployment would have to be set. `source` as `engines.memory.Figure` has it."""
+
+    verdict: Literal["fits", "fits-smaller", "too-large", "unknown"]
+    needs_bytes: int | None = None
+    source: str | None = None
+    smaller: str = ""
+
+
+_UNKNOWN_FIT: Final = ModelFit("unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class ModelRow:
     entry: CatalogEntry | None = None
     facts: ArtifactFacts | None = None
     engine: str | None = None
-    fit: str = "unknown"
+    fit: ModelFit = _UNKNOWN_FIT
     artifact: str | None = None
     size_bytes: int | None = None
     pinned: bool = False
@@ -75,8 +88,11 @@ def _model_body(row: ModelRow) -> dict[str, Any]:
         "stability": _stability(row),
         "exact_size_bytes": row.size_bytes,
         "engine": row.engine,
-        "fit": row.fit,
-        "estimated_vram_gib": _gib(row.facts.min_memory_bytes if row.facts is not None else 0),
+        "fit": row.fit.verdict,
+        "fit_source": row.fit.source,
+        "fit_smaller": row.fit.smaller or None,
+        "needs_bytes": row.fit.needs_bytes,
+        "estimated_vram_gib": _gib(row.fit.needs_bytes or (row.facts.min_memory_bytes if row.facts is not None else 0)),
         "status": row.status,
         "artifact": row.artifact,
         "pinned": row.pinned,
@@ -119,7 +135,7 @@ def list_text(listed: Sequence[Listed], errors: Sequence[PlaceError]) -> Rendera
                 row.facts.variant if row.facts is not None else None,
                 format_bytes(row.size_bytes) if row.size_bytes else None,
                 row.engine,
-                row.fit,
+                _shown_fit(row.fit),
                 _shown_status(row) + (", pinned" if row.pinned else "") + (", in use" if row.in_use else ""),
                 row.entry.model.license if row.entry is not None else None,
             )
@@ -127,6 +143,11 @@ def list_text(listed: Sequence[Listed], errors: Sequence[PlaceError]) -> Rendera
     table = render_rows(["host", *columns] if several else columns, rows, empty="no models")
     lines = [Text(f"\n{safe(_cache_line(one, several=several))}") for one in listed]
     return Group(table, *lines)
+
+
+def _shown_fit(fit: ModelFit) -> str:
+    needs = f" ({format_bytes(fit.needs_bytes)})" if fit.needs_bytes and fit.source != "catalog" else ""
+    return f"with {fit.smaller}" if fit.smaller else fit.verdict + needs
 
 
 def _shown_status(row: ModelRow) -> str:

@@ -12,7 +12,9 @@ import pytest
 from providers.registry import PROVIDERS
 from sbctl.base.errors import ConfigError
 from sbctl.base.limits import GIB
-from sbctl.cli.memory_needs import needs_of
+from sbctl.catalog.loader import builtin_catalog
+from sbctl.catalog.resolve import resolve
+from sbctl.cli.memory_needs import model_fit, needs_of
 from sbctl.cli.memory_plan import with_memory
 from sbctl.cli.planning import desired_of
 from sbctl.config.compiled import CompiledConfig
@@ -283,3 +285,40 @@ def test_a_plan_names_a_host_that_cannot_hold_all_at_once(tmp_path: Path) -> Non
     )
     (sentence,) = _plan(two, told(12)).unfit
     assert sentence.startswith("local cannot hold all that is warm: 2 warm deployments at once need")
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "verdict", "source", "smaller"),
+    [
+        ("qwen3-8b", 64, "fits", "estimate", ""),
+        ("qwen3-8b", 10, "fits-smaller", "estimate", "max_context"),
+        ("qwen3-8b", 4, "too-large", "estimate", ""),
+        ("qwen3-30b-a3b", 24, "too-large", "estimate", ""),
+        ("qwen3-8b", None, "unknown", None, ""),
+    ],
+)
+def test_a_list_says_what_fits_by_the_header_and_with_what_it_would(
+    model: str, gib: float | None, verdict: str, source: str | None, smaller: str
+) -> None:
+    found = resolve(builtin_catalog(), model)
+    fit = model_fit(found, None, None if gib is None else told(gib))
+    assert (fit.verdict, fit.source) == (verdict, source)
+    assert smaller in fit.smaller
+    assert (fit.needs_bytes or 0) > found.facts.total_bytes or gib is None
+
+
+def test_a_list_says_of_a_deployed_model_what_its_deployment_needs_and_without_a_header_the_catalogs_figure(
+    tmp_path: Path,
+) -> None:
+    host = config(tmp_path, "model: qwen3-8b, max_context: 2048").hosts["local"]
+    found = resolve(builtin_catalog(), "qwen3-8b")
+    small, whole = model_fit(found, host, told(64)), model_fit(found, None, told(64))
+    assert 0 < (small.needs_bytes or 0) < (whole.needs_bytes or 0)
+    bare = replace(found, variant=found.variant.model_copy(update={"shape": None}))
+    assert (fit := model_fit(bare, None, told(64))).source == "catalog"
+    assert fit.needs_bytes == found.facts.min_memory_bytes
+    seen = ArtifactState(
+        artifact=found.facts.artifact, model="qwen3-8b", variant=found.facts.variant, state="ready",
+        size_bytes=found.facts.total_bytes, shape=found.variant.shape,
+    )  # fmt: skip
+    assert model_fit(bare, None, told(64, artifacts=(seen,))) == whole, "the header in the cache comes first"
