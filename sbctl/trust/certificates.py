@@ -21,6 +21,7 @@ from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
 from sbctl.trust.identity import CLOCK_SKEW_S, IdentityClaims, claims_uri, parse_claims
 from sbctl.trust.node_keys import load_key, p256
+from sbctl.trust.pem_reading import certificates_in
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -332,15 +333,11 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _load(pem: str) -> Sequence[x509.Certificate]:
-    from cryptography import x509
-
     if len(pem) > PEM_MAX_BYTES * CHAIN_MAX_CERTIFICATES:
         raise InputError("certificate.invalid", "there is more text than any certificate chain has")
     try:
-        certificates = x509.load_pem_x509_certificates(pem.encode())
-        for certificate in certificates:
-            _ = certificate.extensions
-    except (ValueError, x509.DuplicateExtension):
+        certificates = certificates_in(pem.encode())
+    except ValueError:
         raise InputError(
             "certificate.invalid",
             "this is not a certificate in PEM form",
@@ -391,7 +388,7 @@ def _request_key(request: str) -> EllipticCurvePublicKey:
         key = p256(parsed.public_key())
         if not parsed.is_signature_valid:
             raise problem
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension):
         raise problem from None
     return key
 

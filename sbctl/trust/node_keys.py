@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
+from sbctl.trust.pem_reading import certificates_in
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -66,13 +67,12 @@ def node_verifies(certificate: str) -> Callable[[bytes, bytes], bool]:
 
     Raises InputError `certificate.invalid`; RefusedError `certificate.weak_key`.
     """
-    from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        key = p256(x509.load_pem_x509_certificates(certificate.encode())[0].public_key())
+        key = p256(certificates_in(certificate.encode())[0].public_key())
     except ValueError:
         raise InputError("certificate.invalid", "this is not a certificate in PEM form") from None
     algorithm = ec.ECDSA(hashes.SHA256())

@@ -20,6 +20,7 @@ from sbctl.base.digests import sha256_bytes
 from sbctl.base.display import display_safe
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.secret import Secret
+from sbctl.trust.pem_reading import certificates_in
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -191,8 +192,6 @@ def split_pair(pem: bytes) -> tuple[bytes, Secret]:
 
 
 def _load(chain: bytes) -> Sequence[x509.Certificate]:
-    from cryptography import x509
-
     invalid = InputError(
         "tls.certificate_invalid",
         "this is not a certificate chain in PEM form",
@@ -207,10 +206,8 @@ def _load(chain: bytes) -> Sequence[x509.Certificate]:
             next_step="name a file with the chain alone: certificates are shown and recorded, keys never",
         )
     try:
-        certificates = x509.load_pem_x509_certificates(chain)
-        for certificate in certificates:
-            _ = certificate.extensions
-    except (ValueError, x509.DuplicateExtension):
+        certificates = certificates_in(chain)
+    except ValueError:
         raise invalid from None
     if not 1 <= len(certificates) <= _CERTIFICATES_MAX:
         raise invalid

@@ -23,6 +23,8 @@ __all__ = ["next_boot_epoch", "take_boot_epoch"]
 
 _NAME: Final = "boot-epoch.json"
 _MAX_BYTES: Final = 4 * KIB
+_BELIEVED_MAX: Final = 10**12
+"""No clock and no number of starts comes near it: a higher one is damage, and would leave no room above."""
 
 
 class _Kept(BaseModel):
@@ -48,7 +50,10 @@ def _last(path: Path) -> int:
     """0 where there is none, or none that can be read: the clock has to do then."""
     try:
         document = strict_json.loads(fs.read_bounded(path, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES)
-        return _Kept.model_validate_json(json.dumps(document)).boot_epoch
+        last = _Kept.model_validate_json(json.dumps(document)).boot_epoch
+        if last <= _BELIEVED_MAX:
+            return last
+        get_log("cluster").warning("the last boot epoch is damaged; the clock gives the next", place=str(path))
     except InputError as error:
         if error.code != "file.missing":
             get_log("cluster").warning(

@@ -200,7 +200,17 @@ def test_a_boot_epoch_comes_after_the_last_and_after_the_clock(last: int, expect
     assert next_boot_epoch(last, NOW) == expected
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"schema_version":1,"boot_epoch":"7"}', b"\xff\x00" * 9000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(None, id="none"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"{}", id="no number"),
+        pytest.param(b'{"schema_version":1,"boot_epoch":"7"}', id="text"),
+        pytest.param(b'{"schema_version":1,"boot_epoch":9007199254740991}', id="no room above"),
+        pytest.param(b"\xff\x00" * 9000, id="noise"),
+    ],
+)
 def test_a_boot_epoch_that_cannot_be_read_is_made_up_for_by_the_clock(root: Path, content: bytes | None) -> None:
     if content is not None:
         (root / "boot-epoch.json").write_bytes(content)
