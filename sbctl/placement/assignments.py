@@ -30,8 +30,10 @@ class Assignment:
 def assignments(plan: PlacementPlan, nodes: Iterable[str] = ()) -> dict[str, tuple[Assignment, ...]]:
     """By node, ordered by deployment and generation. Each of `nodes` is in it, also with nothing to do.
 
-    A target that waits for an engine to end is in nobody's assignment.
+    A target that waits for an engine to end is in nobody's assignment. Nobody is told anything before there is a first plan.
     """
+    if plan.waits_for:
+        return {}
     parts: dict[str, dict[Assignment, list[Place]]] = {name: {} for name in nodes}
     for name, placed in sorted(plan.deployments.items()):
         for phase, deadline, place in _told(placed):

@@ -22,12 +22,14 @@ def generation_for(
     """The generation of what is asked for.
 
     The same digest keeps its number, unless nodes show a higher one, which somebody else gave out: then a number above both, except where
-    that one is for the same member. Without a plan to start from, what nodes already run of this very member is adopted.
+    that one is for the same member. Without a plan to start from, what nodes already run of this very member is adopted, unless they
+    numbered it themselves (without a slot): such numbers are only stayed above.
     """
     members = {way.member_digest for way in demand.ways if way.member_digest}
     shown = list(observed)
     highest = max((replica.generation for replica in shown), default=0)
-    same = {replica.member_digest for replica in shown if replica.generation == highest} <= members
+    top = [replica for replica in shown if replica.generation == highest]
+    same = all(replica.slot is not None and replica.member_digest in members for replica in top)
     known = max(high_water, prior.generation if prior else 0)
     if prior is not None and prior.digest == demand.digest:
         if highest <= known:

@@ -112,12 +112,14 @@ class Node:
 class ClusterView:
     """One directory at one moment. `watching_since_ms`: when its reader began; silence is not counted from before.
 
-    `removed`: node ids that an operator took out of the cluster; nobody waits for them.
+    `removed`: node ids that an operator took out of the cluster; nobody waits for them. `expected`: node ids that belong to the cluster by
+    another source than their snapshots; a first plan waits for them a while, since they may run something already.
     """
 
     nodes: Mapping[str, Node]
     watching_since_ms: int = 0
     removed: frozenset[str] = frozenset()
+    expected: frozenset[str] = frozenset()
 
 
 # --- what is asked for
@@ -303,7 +305,8 @@ class PlacementPlan:
     """What one evaluation came to; the next one starts from it.
 
     `settled`: nodes that are no newcomers. `high_waters`: the highest generation of each deployment, kept when it is gone; none that is not
-    in it ever had more than `generation_floor`. `deferred_moves`: to newcomers, left for later.
+    in it ever had more than `generation_floor`. `deferred_moves`: to newcomers, left for later. `waits_for`: nodes that are to be heard
+    before there is a first plan; until then nobody is told anything.
     """
 
     deployments: Mapping[str, DeploymentPlacement] = field(default_factory=dict)
@@ -313,3 +316,4 @@ class PlacementPlan:
     high_waters: Mapping[str, int] = field(default_factory=dict)
     generation_floor: int = 0
     deferred_moves: int = 0
+    waits_for: tuple[str, ...] = ()

@@ -39,7 +39,8 @@ class Wish:
     """What one deployment wants and where it is. `prior`: its places of the wanted generation, also such as do not hold any more.
 
     `held`: its places that are no target any more; `fallback`: what may have to be started again there. `is_settled`: nothing of it is under
-    way, so a replica may move for a newcomer; `is_under_way`: that will be so later. `keeps_only`: nothing new is started, since what runs
+    way, so a replica may move for a newcomer; `is_under_way`: that will be so later. `takes_over`: `prior` are engines of nodes' own bundles,
+    whose slots mean nothing yet. `keeps_only`: nothing new is started, since what runs
     is not what the bundle says.
     """
 
@@ -50,6 +51,7 @@ class Wish:
     fallback: tuple[Place, ...] = ()
     is_settled: bool = False
     is_under_way: bool = False
+    takes_over: bool = False
     keeps_only: bool = False
 
     @property
@@ -117,6 +119,8 @@ class Placing:
         chosen = self._first(wish, [place for place in wish.prior if self._holds(wish.demand, place)])
         kept = [place for place in chosen if place.node_id in self._fleet.absent or self._room.charge(place)]
         displaced = [place for place in wish.prior if place not in kept]
+        if wish.takes_over:
+            kept = [replace(place, slot=slot) for slot, place in enumerate(kept)]
         self.placed[wish.demand.deployment] = Placed(kept, displaced)
         if wish.is_exclusive:
             self._reserve(wish, kept)
@@ -345,12 +349,8 @@ def _free_slots(wish: Wish, placed: Placed) -> list[int]:
     """Numbers for replicas that are new: first those of the places that they replace."""
     count = wish.demand.replicas
     used = {place.slot for place in placed.places}
-    free = [slot for slot in sorted({place.slot for place in placed.displaced}) if slot not in used]
+    left = () if wish.takes_over else placed.displaced
+    free = [slot for slot in sorted({place.slot for place in left}) if slot not in used]
     going = {held.place.slot for held in wish.held if held.place.generation == wish.generation}
     unused = [slot for slot in range(count + len(used) + len(going)) if slot not in used | going | set(free)]
     return [*free, *unused][:count]
-
-
-def renumbered(places: Iterable[Place], generation: int) -> tuple[Place, ...]:
-    """The same engines as slots 0, 1, … of a generation: those that nodes ran by bundles of their own."""
-    return tuple(replace(place, slot=slot, generation=generation) for slot, place in enumerate(places))

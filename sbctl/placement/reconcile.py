@@ -25,7 +25,7 @@ from sbctl.placement.model import (
     PlacementPolicy,
     Rollout,
 )
-from sbctl.placement.placing import Placed, Placing, Wish, renumbered
+from sbctl.placement.placing import Placed, Placing, Wish
 from sbctl.placement.refusing import refusals
 from sbctl.placement.rollout import Moment, advance, drain_all
 from sbctl.placement.sight import Sight, place_of
@@ -62,6 +62,8 @@ def reconcile(
 ) -> PlacementPlan:
     """The next plan. `mark` must grow from one evaluation to the next; `confirmed_losses`: nodes that an operator says are gone."""
     view = replace(view, nodes={name: node for name, node in view.nodes.items() if name not in view.removed})
+    if missing := _waits_for(view, prior, policy, now_ms):
+        return replace(prior, waits_for=missing)
     wanted = {demand.deployment: demand for demand in sorted(demands, key=lambda demand: demand.deployment)}
     known = _known_workers(view, prior)
     liveness = judge(view, known, prior.losses, policy=policy, confirmed=confirmed_losses, now_ms=now_ms)
@@ -88,6 +90,13 @@ def reconcile(
         generation_floor=floor,
         deferred_moves=placing.deferred,
     )
+
+
+def _waits_for(view: ClusterView, prior: PlacementPlan, policy: PlacementPolicy, now_ms: int) -> tuple[str, ...]:
+    """Who must be heard before a first plan: what such a node runs is not known, and would be placed a second time."""
+    if prior.settled or now_ms - view.watching_since_ms >= policy.unreachable_after_ms:
+        return ()
+    return tuple(sorted(view.expected - view.nodes.keys() - view.removed))
 
 
 def _known_workers(view: ClusterView, prior: PlacementPlan) -> set[str]:
@@ -121,7 +130,7 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
             place for place in ours if place.slot < _FOREIGN_SLOT - len(strangers) and place.generation == generation
         ]
         foreign = [place for place in ours if place not in numbered and not numbered]
-        own = dict(zip(renumbered(foreign, generation), foreign, strict=True))
+        own = {replace(place, generation=generation): place for place in foreign}
         targets = [*numbered, *own]
         strangers = [place for place in strangers if place not in numbered and place not in foreign]
     helds += [Held(place) for place in strangers]
@@ -133,6 +142,7 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
         held=_unended(name, helds, sight),
         fallback=prior.fallback if prior else (),
         is_settled=rollout is not None and rollout.phase == "stable" and not (prior and prior.held),
+        takes_over=bool(own),
         is_under_way=rollout is None or rollout.phase not in _STUCK,
         keeps_only=rollout is not None and rollout.phase in {"restoring", "restored"},
     )

@@ -39,8 +39,8 @@ class Sight:
         return set(self._by_deployment)
 
     def generations(self, deployment: str) -> Iterator[ObservedReplica]:
-        """All that nodes ever told of a deployment's generations that the cluster numbered."""
-        return (replica for _, replica in self._by_deployment.get(deployment, ()) if replica.slot is not None)
+        """All that nodes last told of a deployment, whether they are heard of now or not."""
+        return (replica for _, replica in self._by_deployment.get(deployment, ()))
 
     def shown(self, deployment: str, place: Place) -> Shown:
         loss = self._losses.get(place.node_id)
