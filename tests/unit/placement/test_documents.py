@@ -44,7 +44,7 @@ def _busy_world(rollout: str) -> PlacementWorld:
     world.want(demand_of("a", 3, gib=6, version=2, rollout=rollout, spread_by=("zone",)))  # type: ignore[arg-type]
     world.evaluate()
     for name in ("n2", "n3"):
-        world.work(name)
+        world.work(name, engines=False)
     world.evaluate()
     return world
 
