@@ -122,10 +122,13 @@ class ClusterFences:
                     ) from error
                 raise
 
-    @property
-    def marks(self) -> Mapping[str, PeerMark]:
-        """By node id, as `PeerVerifier.open` takes them; changes with `advance`."""
+    def known(self) -> Mapping[str, PeerMark]:
+        """Marks by node id, as `PeerVerifier.open` takes them; what is returned changes with them."""
         return MappingProxyType(self._marks)
+
+    def note(self, node_id: str, mark: PeerMark) -> None:
+        """As `advance`, for one document."""
+        self.advance({node_id: mark})
 
     def advance(self, marks: Mapping[str, PeerMark]) -> None:
         """Keep the marks of documents that were accepted, all in one transaction.

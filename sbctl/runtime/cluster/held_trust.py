@@ -16,6 +16,7 @@ from typing import Final
 from sbctl.base import fs
 from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.base.limits import MIB
+from sbctl.base.secret import Secret
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.log import get_log
 from sbctl.trust.authority_keys import AuthorityKeys
@@ -31,7 +32,8 @@ _MAX_BYTES: Final = 6 * MIB
 
 
 class HeldTrust:
-    """`signer` is None while this node's own identity does not count (`problem` says why): it judges peers, and says nothing itself.
+    """`files` are those of the identity directory, with the newest list in place of its own. `signer` is None while this node's own identity
+    does not count (`problem` says why): it judges peers, and says nothing itself.
 
     Used by one event loop; `offer_revocations` writes a file and is called where that may block.
     """
@@ -77,15 +79,19 @@ class HeldTrust:
         return (files, listed) if newest is None else (replace(files, revocations=text), newest)
 
     def _take(self, files: NodeIdentityFiles, now: datetime) -> None:
-        self._files = files
+        self.files = files
         self.verifier = PeerVerifier(TrustedMaterial.of(self.cluster_id, files))
         try:
-            self.signer, self.problem = NodeSigner(files, self._identity.key(), now=now), None
+            self.signer, self.problem = NodeSigner(files, self.key(), now=now), None
         except SbctlError as error:
             self.signer, self.problem = None, error
             self._log.error("this node cannot speak in its cluster", code=error.code, reason=error.message)
         for listener in self._listeners:
             listener()
+
+    def key(self) -> Secret:
+        """The private key that goes with `files`. Raises as `IdentityFiles.key`."""
+        return self._identity.key()
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Told after every change of list, CA or identity: whoever holds connections looks at their peers again."""
@@ -96,20 +102,20 @@ class HeldTrust:
 
         Raises as `newer_revocations`; RefusedError `revocations.none_here` with a PKI of the user's own; SbctlError of the disk.
         """
-        if self._files.authority_key is None:
+        if self.files.authority_key is None:
             raise RefusedError(
                 "revocations.none_here",
                 "with a PKI of your own there is no revocation list of sbctl's",
                 next_step="take a node away by a new CA: sbctl apply installs it",
             )
-        keys = AuthorityKeys.parse(self._files.authority_key)
+        keys = AuthorityKeys.parse(self.files.authority_key)
         newest = newer_revocations(self.revocations, text, keys, cluster_id=self.cluster_id)
         if newest is None:
             return False
         fs.write_atomic(self._copy, text.encode())
         self.revocations = newest
         self._log.info("revocation list taken up", revision=newest.revision, entries=len(newest.entries))
-        self._take(replace(self._files, revocations=text), now)
+        self._take(replace(self.files, revocations=text), now)
         return True
 
     def check(self, peer: Peer, marks: Mapping[str, PeerMark]) -> None:

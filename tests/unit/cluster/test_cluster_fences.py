@@ -55,12 +55,13 @@ def code(call: Callable[[], object]) -> str:
 
 def test_what_was_kept_is_there_after_a_restart(root: Path) -> None:
     first = ClusterFences(root / "cluster.db")
-    first.advance({"gpu-a": mark(5), "gpu-b": mark(6)})
+    first.advance({"gpu-a": mark(5)})
+    first.note("gpu-b", mark(6))
     first.accept("assignment", LeaseFence(4, "gw-a", 9, "x"), "the text", issued_at=NOW)
     first.take_lease_epoch(7)
     first.close()
     again = ClusterFences(root / "cluster.db")
-    assert dict(again.marks) == {"gpu-a": mark(5), "gpu-b": mark(6)}
+    assert dict(again.known()) == {"gpu-a": mark(5), "gpu-b": mark(6)}
     assert again.fence("assignment") == LeaseFence(4, "gw-a", 9, "x")
     assert (again.accepted("assignment"), again.accepted("placement"), again.fence("lease")) == ("the text", None, None)
     assert again.lease_epoch_seen == 7
@@ -134,14 +135,14 @@ def test_peers_are_forgotten_only_when_none_of_their_certificates_can_count(
     kept = ClusterFences(root / "cluster.db", clock)
     kept.advance({"a": mark(1), "b": mark(1)})
     assert code(lambda: kept.advance({"c": mark(1)})) == "cluster.too_many_peers"
-    assert set(kept.marks) == {"a", "b"}
+    assert set(kept.known()) == {"a", "b"}
     clock.moment = NOW + timedelta(days=800)
     kept.advance({"b": mark(2)})
     clock.moment = NOW + timedelta(days=826)
     kept.advance({"c": mark(1)})
-    assert set(kept.marks) == {"b", "c"}
+    assert set(kept.known()) == {"b", "c"}
     kept.close()
-    assert set(ClusterFences(root / "cluster.db").marks) == {"b", "c"}
+    assert set(ClusterFences(root / "cluster.db").known()) == {"b", "c"}
 
 
 @pytest.mark.skipif(not is_possible(), reason="optional: this Python brings a SQLite of its own")
@@ -160,7 +161,7 @@ def test_C17_F13_a_power_cut_anywhere_leaves_what_was_acknowledged_and_nothing_h
 
     def seen(kept: ClusterFences) -> tuple[object, ...]:
         fence = kept.fence("assignment")
-        return dict(kept.marks), fence, kept.accepted("assignment"), kept.lease_epoch_seen
+        return dict(kept.known()), fence, kept.accepted("assignment"), kept.lease_epoch_seen
 
     trace: list[tuple[object, ...]] = []
     with told_to(disk), fs.use_ops(disk):
