@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from sbctl.base.errors import InputError
 from sbctl.base.limits import JSON_INT_MAX, JSON_MAX_DEPTH
@@ -107,8 +106,7 @@ def loads(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> An
         _refuse(f"the document is nested deeper than {max_depth}")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One member of an object: its value, and where that value stands in the text."""
 
     value: Any
@@ -116,10 +114,12 @@ class Member:
     end: int
 
 
-def _space_end(text: str, at: int) -> int:
-    while text[at] in " \t\n\r":
-        at += 1
-    return at
+_SPACE: Final = r"[ \t\n\r]*+"
+_OPEN: Final = re.compile(rf"{_SPACE}\{{{_SPACE}")
+_NAME: Final = re.compile(rf'"([^"\\\x00-\x1f]*+)"{_SPACE}:{_SPACE}')
+"""A name without escapes, which is how names are written."""
+_COLON: Final = re.compile(rf"{_SPACE}:{_SPACE}")
+_NEXT: Final = re.compile(rf"{_SPACE}([,}}]){_SPACE}")
 
 
 def members(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> tuple[str, dict[str, Member]]:
@@ -128,39 +128,53 @@ def members(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> 
     Raises InputError `json.invalid` or `json.too_large`; something else than an object is `json.invalid`.
     """
     text = _checked_text(data, max_bytes, max_depth)
+    opened = _OPEN.match(text)
+    if opened is None:
+        _refuse("the document is not a JSON object")
     found: dict[str, Member] = {}
+    at = opened.end()
     try:
-        at = _space_end(text, 0)
-        if text[at] != "{":
-            _refuse("the document is not a JSON object")
-        at = _space_end(text, at + 1)
-        more = text[at] != "}"
+        more = text[at : at + 1] != "}"
+        if not more:
+            at = _behind(text, at)
         while more:
-            if text[at] != '"':
-                _refuse(f"{_NOT_JSON}: a name is missing at character {at}")
-            name, at = _DECODER.raw_decode(text, at)
+            name, start = _name(text, at)
             if name in found:
                 _refuse(f'the key "{name[:64]}" appears twice in one object')
-            at = _space_end(text, at)
-            if text[at] != ":":
-                _refuse(f"{_NOT_JSON}: a colon is missing at character {at}")
-            start = _space_end(text, at + 1)
             value, end = _DECODER.raw_decode(text, start)
             found[name] = Member(value, start, end)
-            at = _space_end(text, end)
-            more = text[at] == ","
-            if more:
-                at = _space_end(text, at + 1)
-        if text[at] != "}" or text[at + 1 :].strip(" \t\n\r"):
-            _refuse(f"{_NOT_JSON}: something else at character {at}")
+            after = _NEXT.match(text, end)
+            if after is None:
+                _refuse(f"{_NOT_JSON}: something else at character {end}")
+            at, more = after.end(), after[1] == ","
         _refuse_lone_surrogates(text, {name: member.value for name, member in found.items()})
     except json.JSONDecodeError as error:
         _refuse(f"{_NOT_JSON}: {error.msg} at line {error.lineno}, column {error.colno}")
-    except IndexError:
-        _refuse(f"{_NOT_JSON}: it ends early")
     except RecursionError:
         _refuse(f"the document is nested deeper than {max_depth}")
+    if at != len(text):
+        _refuse(f"{_NOT_JSON}: something else at character {at}")
     return text, found
+
+
+def _behind(text: str, at: int) -> int:
+    """Where the space behind a closing brace ends."""
+    closed = _NEXT.match(text, at)
+    return at if closed is None else closed.end()
+
+
+def _name(text: str, at: int) -> tuple[str, int]:
+    """A member's name, and where its value begins."""
+    plain = _NAME.match(text, at)
+    if plain is not None:
+        return plain[1], plain.end()
+    if text[at : at + 1] != '"':
+        _refuse(f"{_NOT_JSON}: a name is missing at character {at}")
+    name, end = _DECODER.raw_decode(text, at)
+    colon = _COLON.match(text, end)
+    if colon is None:
+        _refuse(f"{_NOT_JSON}: a colon is missing at character {end}")
+    return name, colon.end()
 
 
 def dump_pretty(value: Any) -> str:

@@ -77,7 +77,7 @@ class Gate:
 
     @property
     def queued(self) -> int:
-        return sum(len(queue) for queue in self._waiting.values())
+        return sum(map(len, self._waiting.values()))
 
     @property
     def is_draining(self) -> bool:
@@ -121,6 +121,13 @@ class Gate:
             return DrainReport(active_at_start, cancelled, self._active, timed_out=True)
         return DrainReport(active_at_start, cancelled, 0, timed_out=False)
 
+    def acquire_now(self) -> Permit | None:
+        """A permit where one is free and nobody waits for it."""
+        if self._closed_because is not None or self._active >= self._max_active or self.queued:
+            return None
+        self._take()
+        return Permit(self)
+
     async def acquire(self, priority: Priority, *, timeout_s: float | None = None) -> Permit:
         """A permit, at once or after waiting in line, at most `timeout_s` (default: the queue timeout).
 
@@ -128,9 +135,9 @@ class Gate:
         """
         if self._closed_because is not None:
             raise self._refusal(self._closed_because)
-        if self._active < self._max_active and not self.queued:
-            self._take()
-            return Permit(self)
+        permit = self.acquire_now()
+        if permit is not None:
+            return permit
         if self.queued >= self._max_queued:
             raise AdmissionError(
                 "queue_full", "too many requests wait for this model", retry_after_s=self._queue_timeout_s
@@ -163,7 +170,7 @@ class Gate:
 
     def _release(self) -> None:
         self._active -= 1
-        while self._active < self._max_active:
+        while self._active < self._max_active and any(self._waiting.values()):
             waiter = self._next_waiter()
             if waiter is None:
                 break

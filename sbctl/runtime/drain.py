@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from sbctl.base.errors import EngineError
@@ -28,6 +27,19 @@ _LOOK_S: Final = 2.0
 _RETRY_AFTER_S: Final = 5
 
 
+class _Counted(contextlib.AbstractContextManager[None]):
+    """Holds nothing of one request, so one serves all of them at once."""
+
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+
+    def __enter__(self) -> None:
+        self._drain.active += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._drain.active -= 1
+
+
 class Drain:
     """Of one runtime. `active` counts requests from their arrival to their last byte."""
 
@@ -37,6 +49,7 @@ class Drain:
         self._operator = read_drain(paths)
         self._apply = False
         self.active = 0
+        self._counted = _Counted(self)
         self._log = get_log("drain")
 
     @property
@@ -50,8 +63,7 @@ class Drain:
         told = self._operator or {"by": "apply", "since": ""}
         return {**told, "persistent": self._operator is not None, "active_requests": self.active}
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> contextlib.AbstractContextManager[None]:
         """Around a request. Raises EngineError `draining` for one that comes too late."""
         if self.is_on:
             raise EngineError(
@@ -60,11 +72,7 @@ class Drain:
                 retryable=True,
                 detail={"retry_after_s": _RETRY_AFTER_S},
             )
-        self.active += 1
-        try:
-            yield
-        finally:
-            self.active -= 1
+        return self._counted
 
     def begin(self, by: DrainedBy) -> None:
         """From now on nothing new; again is the same."""

@@ -58,7 +58,7 @@ def _weights_only(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if key in _WEIGHT_FIELDS}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
     """A request's hold on one ready replica. Release it when the answer's last byte is sent or the caller is gone."""
 
@@ -178,6 +178,9 @@ class Generation:
 
         Raises AdmissionError with the gate's reasons, EngineError `stopped`, `crash_loop`, `no_ready_replica`, or why the start failed.
         """
+        lease = self._admit_now(avoid)
+        if lease is not None:
+            return lease
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self.member.queue_timeout_ms / 1000
         while True:
@@ -204,6 +207,16 @@ class Generation:
                 return Lease(replica, permit)
             permit.release()
 
+    def _admit_now(self, avoid: Collection[Replica]) -> Lease | None:
+        """As `admit`, where nothing has to be waited for."""
+        if not self._admits.is_set():
+            return None
+        replica = self._pick(avoid)
+        if not replica.is_ready or replica.place.is_giving_way:
+            return None
+        permit = replica.gate.acquire_now()
+        return None if permit is None else Lease(replica, permit)
+
     async def _not_held(self, remaining_s: float) -> None:
         if self._admits.is_set():
             return
@@ -215,6 +228,8 @@ class Generation:
 
     def _pick(self, avoid: Collection[Replica]) -> Replica:
         """Ready before cold, one that did not fail before one that did, then the fewest requests, then the lowest index."""
+        if len(self.replicas) == 1:
+            return self.replicas[0]
         return min(
             self.replicas,
             key=lambda replica: (

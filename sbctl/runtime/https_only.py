@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbctl.base.errors import RefusedError, SbctlError
-from sbctl.runtime.gateway.answers import Answer
+from sbctl.runtime.gateway.answers import Answer, header_lines
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.ports import Desired
@@ -46,7 +46,7 @@ class HttpsOnly:
         location = error.detail.get("location") if error.code == _CODE else None
         if location is None:
             return self._app.refusal(error, head)
-        return Answer(308, b"", {"Location": str(location)})
+        return Answer(308, b"", header_lines({"Location": str(location)}))
 
     def _forced(self, head: RequestHead) -> str | None:
         """The origin's name when it is served over https alone."""

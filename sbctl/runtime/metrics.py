@@ -6,7 +6,6 @@ without end, so what comes after the first two thousand counts as `__other__`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -17,30 +16,16 @@ from sbctl.runtime.gauges import CertificateGauge, DeploymentGauges, MemoryGauge
 from sbctl.runtime.public_tls import PublicTls
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import Evicted
+from sbctl.runtime.request_metrics import RequestMetrics
 from sbctl.runtime.value_ledger import ValueLedger
 from sbctl.runtime.weight_metrics import WeightMetrics
 
 __all__ = ["RuntimeMetrics"]
 
 _READY_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 300, 600)
-_WAIT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_RATE_BUCKETS: Final = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1000)
 _PREFIX: Final = "sbproxy_model_host_"
 _NAMES_MAX: Final = 2000
 _OTHER: Final = "__other__"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What every request of one deployment counts in, looked up once."""
-
-    name: str
-    answered: Counter
-    queue_s: Histogram
-    first_s: Histogram
-    prompt: Counter
-    completion: Counter
-    rate: Histogram
 
 
 class RuntimeMetrics:
@@ -76,51 +61,13 @@ class RuntimeMetrics:
             ["reason"],
             registry=self._registry,
         )
-        self._requests = Counter(
-            "sbproxy_requests_total",
-            "Requests by deployment and status.",
-            ["deployment", "status"],
-            registry=self._registry,
-        )
-        self._queue_s = Histogram(
-            "sbctl_request_queue_seconds",
-            "From a request's arrival to its place at an engine.",
-            ["deployment"],
-            buckets=_WAIT_BUCKETS,
-            registry=self._registry,
-        )
-        self._first_s = Histogram(
-            "sbctl_request_first_token_seconds",
-            "From a request's arrival to the first byte of the engine's answer.",
-            ["deployment"],
-            buckets=_WAIT_BUCKETS,
-            registry=self._registry,
-        )
-        self._rate = Histogram(
-            "sbctl_request_tokens_per_second",
-            "Tokens written for one request, by the time from its place at an engine to its end.",
-            ["deployment"],
-            buckets=_RATE_BUCKETS,
-            registry=self._registry,
-        )
-        self._tokens = Counter(
-            "sbctl_request_tokens_total",
-            "Tokens read (prompt) and written (completion), as engines count them.",
-            ["deployment", "kind"],
-            registry=self._registry,
-        )
+        self._requests = RequestMetrics()
+        self._registry.register(self._requests)
         self.weights = WeightMetrics(self._registry)
         self.value = ValueLedger()
         self.devices = DeviceMetrics()
         self._registry.register(self.devices)
         self._names: set[str] = set()
-        self._rows: dict[str, _Row] = {}
-        self._broken = Counter(
-            "sbctl_broken_streams_total",
-            "Streams that an engine did not finish.",
-            ["deployment"],
-            registry=self._registry,
-        )
 
     def watch(self, reconciler: Reconciler) -> None:
         """Once: the runtime whose gauges are shown."""
@@ -156,35 +103,7 @@ class RuntimeMetrics:
     def finished(self, outcome: Outcome) -> None:
         """One request that had a deployment has its answer, or its caller is gone (status 499)."""
         self.value.finished(outcome)
-        row = self._rows.get(outcome.deployment)
-        if row is None:
-            row = self._rows[outcome.deployment] = self._row(self._bounded(outcome.deployment))
-        if outcome.status == 200:
-            row.answered.inc()
-        else:
-            self._requests.labels(row.name, str(outcome.status)).inc()
-        row.queue_s.observe(outcome.queued_s)
-        if outcome.first_byte_s is not None:
-            row.first_s.observe(outcome.first_byte_s)
-        if outcome.usage is not None:
-            row.prompt.inc(outcome.usage.prompt_tokens)
-            row.completion.inc(outcome.usage.completion_tokens)
-            served_s = outcome.total_s - outcome.queued_s
-            if outcome.usage.completion_tokens and served_s > 0 and not outcome.broke:
-                row.rate.observe(outcome.usage.completion_tokens / served_s)
-        if outcome.broke:
-            self._broken.labels(row.name).inc()
-
-    def _row(self, deployment: str) -> _Row:
-        return _Row(
-            deployment,
-            self._requests.labels(deployment, "200"),
-            self._queue_s.labels(deployment),
-            self._first_s.labels(deployment),
-            self._tokens.labels(deployment, "prompt"),
-            self._tokens.labels(deployment, "completion"),
-            self._rate.labels(deployment),
-        )
+        self._requests.finished(self._bounded(outcome.deployment), outcome)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -241,7 +241,7 @@ class Caller:
     def answer(self, answer: Answer) -> None:
         self.status, self.body, self.is_over = answer.status, answer.body, True
 
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+    def begin(self, status: int, lines: bytes) -> None:
         self.status = status
 
     def write(self, data: bytes) -> None:
@@ -300,8 +300,8 @@ class GatewayNode:
     def request(self, caller: Caller, *, stream: bool = True, **changes: Any) -> ClusterRequest:
         def relay(_route: str) -> Any:
             if stream:
-                return StreamRelay(caller, {}, _nothing, request_id="r", model="public", keeps_usage=True)
-            return WholeRelay(caller, {}, _nothing, request_id="r", model="public")
+                return StreamRelay(caller, b"", _nothing, request_id="r", model="public", keeps_usage=True)
+            return WholeRelay(caller, b"", _nothing, request_id="r", model="public")
 
         known = ClusterRequest(
             deployment="q",

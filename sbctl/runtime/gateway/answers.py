@@ -12,7 +12,17 @@ from typing import Any, Final
 from sbctl.base.errors import HTTP_STATUS, SbctlError
 from sbctl.runtime.admission import AdmissionError
 
-__all__ = ["Answer", "compact", "error_answer", "error_document", "head_bytes", "json_answer", "public_code"]
+__all__ = [
+    "JSON_LINE",
+    "Answer",
+    "compact",
+    "error_answer",
+    "error_document",
+    "head_bytes",
+    "header_lines",
+    "json_answer",
+    "public_code",
+]
 
 _NOT_AVAILABLE: Final = "no_ready_replica"
 _RETRY_STATUSES: Final = frozenset({429, 503})
@@ -23,25 +33,29 @@ _TYPES: Final = {
     404: "not_found_error",
 }
 _COMMON: Final = b"Server: sbctl\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+JSON_LINE: Final = b"Content-Type: application/json\r\n"
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() + _COMMON for status in HTTPStatus
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
-    """A whole answer. `headers` beside those that every answer has and those that frame it."""
+    """A whole answer. `lines`: of its head, beside those that every answer has and those that frame it."""
 
     status: int
     body: bytes
-    headers: Mapping[str, str]
+    lines: bytes
 
 
-def head_bytes(
-    status: int, headers: Mapping[str, str], *, closing: bool, length: int | None, chunked: bool, old: bool
-) -> bytes:
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """As they stand in a head."""
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
+
+
+def head_bytes(status: int, lines: bytes, *, closing: bool, length: int | None, chunked: bool, old: bool) -> bytes:
     """A whole head with its empty line. `old`: the caller speaks HTTP/1.0 and keeps a connection only when told so."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
     framing = b""
     if length is not None:
         framing = b"Content-Length: %d\r\n" % length
@@ -56,12 +70,12 @@ def head_bytes(
 
 def compact(document: Any) -> bytes:
     """JSON without spaces. Raises UnicodeEncodeError for lone surrogates."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(document).encode()
 
 
 def json_answer(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
     """`headers` beside the content's type."""
-    return Answer(status, compact(document), {"Content-Type": "application/json", **(headers or {})})
+    return Answer(status, compact(document), JSON_LINE + header_lines(headers or {}))
 
 
 def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sbctl.base import strict_json
 from sbctl.base.errors import InputError
 from sbctl.base.limits import DATA_BODY_MAX_BYTES
 from sbctl.base.strict_json import Member
-from sbctl.runtime.gateway.fields import PROMPT_FIELD, check_field, check_items, is_dropped, prompt_texts
+from sbctl.runtime.gateway.fields import DROPPED, PROMPT_FIELD, check_field, check_items, prompt_texts
 from sbctl.runtime.gateway.surface import Kind
 
 __all__ = ["Asked", "read_asked"]
@@ -32,7 +32,7 @@ _CHARS_A_TOKEN_MAX: Final = 16
 """No text of people or programs has longer tokens on average: beyond this a prompt is too long whatever the tokenizer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A checked request. `members` are what goes on, by name, with their places in `text`."""
 
@@ -70,12 +70,12 @@ class Asked:
             texts.append(self.value("instructions"))
         return ["\n".join(texts)] if self.kind in ("chat", "responses") else texts
 
-    def check_bounds(self, context_length: int) -> None:
+    def check_bounds(self, context_length: int, prompt_chars: int) -> None:
         """Raises InputError `invalid_request` for more tokens than the context has, `context_length_exceeded` for a prompt that cannot fit."""
         asked = self.tokens_asked
         if asked is not None and asked > context_length:
             raise InputError("invalid_request", f"at most {context_length} tokens: that is the model's whole context")
-        if self.prompt_chars > context_length * _CHARS_A_TOKEN_MAX:
+        if prompt_chars > context_length * _CHARS_A_TOKEN_MAX:
             raise too_long(context_length)
 
     @property
@@ -136,7 +136,7 @@ def read_asked(data: bytes, kind: Kind) -> Asked:
         raise InputError("invalid_body", error.message) from None
     members: dict[str, Member] = {}
     for name, member in found.items():
-        if member.value is None or is_dropped(name):
+        if member.value is None or name in DROPPED:
             continue
         check_field(kind, name, member.value)
         members[name] = member

@@ -19,12 +19,14 @@ __all__ = ["Assembler", "has_end", "whole_answer"]
 _END: Final = re.compile(
     rb"^(?:data: ?\[DONE\]|event: ?response\.(?:completed|incomplete|failed)\r?\ndata:[^\n]*)\r?\n", re.MULTILINE
 )
-_EVENT: Final = re.compile(rb"^(?:data|error):[ \t]*(\{.*)$", re.MULTILINE)
+_END_MARKS: Final = (b"[DONE]", b"response.")
+_EVENT: Final = re.compile(r"^(?:data|error):[ \t]*(\{.*)$", re.MULTILINE)
 
 
 def has_end(stream: bytearray, start: int) -> bool:
     """Whether an engine said behind `start` that its answer is complete."""
-    return _END.search(stream, stream.rfind(b"\n", 0, start) + 1) is not None
+    marks = [at for mark in _END_MARKS if (at := stream.find(mark, start)) >= 0]
+    return bool(marks) and _END.search(stream, stream.rfind(b"\n", 0, min(marks)) + 1) is not None
 
 
 def whole_answer(stream: bytes) -> tuple[dict[str, Any], Usage | None]:
@@ -33,7 +35,7 @@ def whole_answer(stream: bytes) -> tuple[dict[str, Any], Usage | None]:
     Raises EngineError `upstream_failed` for a broken event, and what `engine_error` makes of an error event.
     """
     try:
-        events = json.loads(b"[" + b",".join(_EVENT.findall(stream)) + b"]")
+        events = json.loads("[" + ",".join(_EVENT.findall(stream.decode())) + "]")
     except (ValueError, RecursionError):
         raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None
     assembler, answer, usage = Assembler(), None, None
@@ -58,52 +60,88 @@ class Assembler:
 
     def __init__(self) -> None:
         self._top: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
+        self._choices: dict[int, _Choice] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Parts of another shape than the API's are left out, never an exception."""
-        self._top |= {key: value for key, value in event.items() if key != "choices" and value is not None}
+        if None in event.values():
+            event = {key: value for key, value in event.items() if value is not None}
+        self._top.update(event)
         choices = event.get("choices")
-        for part in choices if isinstance(choices, list) else []:
+        for part in choices if isinstance(choices, list) else ():
             if isinstance(part, dict) and isinstance(part.get("index", 0), int):
-                self._add_choice(part)
-
-    def _add_choice(self, part: Mapping[str, Any]) -> None:
-        choice = self._choices.setdefault(part.get("index", 0), {"index": part.get("index", 0), "finish_reason": None})
-        if part.get("finish_reason") is not None:
-            choice["finish_reason"] = part["finish_reason"]
-        if isinstance(part.get("text"), str):
-            choice["text"] = choice.get("text", "") + part["text"]
-        if isinstance(part.get("delta"), dict):
-            _add_delta(choice.setdefault("message", {"role": "assistant", "content": None}), part["delta"])
-        if isinstance(part.get("logprobs"), dict):
-            _add_logprobs(choice.setdefault("logprobs", {}), part["logprobs"])
+                index = part.get("index", 0)
+                choice = self._choices.get(index)
+                if choice is None:
+                    choice = self._choices[index] = _Choice(index)
+                choice.add(part)
 
     def answer(self) -> dict[str, Any]:
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        for choice in choices:
-            calls = choice.get("message", {}).get("tool_calls")
-            if isinstance(calls, dict):
-                choice["message"]["tool_calls"] = [calls[index] for index in sorted(calls)]
         kind = str(self._top.get("object", "")).removesuffix(".chunk")
+        choices = [self._choices[index].answer() for index in sorted(self._choices)]
         return {**self._top, "object": kind, "choices": choices}
+
+
+class _Choice:
+    """One of the answers. Texts that come in pieces are joined at the end, so a long answer costs no more than its length."""
+
+    __slots__ = ("_calls", "_finish_reason", "_index", "_is_message", "_logprobs", "_pieces", "_text", "_whole")
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._finish_reason: Any = None
+        self._text: list[str] | None = None
+        self._is_message = False
+        self._pieces: dict[str, list[str]] = {}
+        self._whole: dict[str, Any] = {"role": "assistant", "content": None}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._logprobs: dict[str, Any] | None = None
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        if part.get("finish_reason") is not None:
+            self._finish_reason = part["finish_reason"]
+        delta, text, logprobs = part.get("delta"), part.get("text"), part.get("logprobs")
+        if isinstance(delta, dict):
+            self._is_message = True
+            for key, value in delta.items():
+                self._add_delta(key, value)
+        if isinstance(text, str):
+            self._text = self._text or []
+            self._text.append(text)
+        if isinstance(logprobs, dict):
+            self._logprobs = self._logprobs or {}
+            _add_logprobs(self._logprobs, logprobs)
+
+    def _add_delta(self, key: str, value: Any) -> None:
+        if key == "tool_calls":
+            _add_calls(self._calls, value)
+        elif isinstance(value, str) and key != "role":
+            pieces = self._pieces.get(key)
+            if pieces is None:
+                pieces = self._pieces[key] = []
+            pieces.append(value)
+        elif value is not None:
+            self._whole[key] = value
+        else:
+            self._whole.setdefault(key, None)
+
+    def answer(self) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": self._index, "finish_reason": self._finish_reason}
+        if self._text is not None:
+            choice["text"] = "".join(self._text)
+        if self._is_message:
+            message = choice["message"] = self._whole | {key: "".join(self._pieces[key]) for key in self._pieces}
+            if self._calls:
+                message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
+        if self._logprobs is not None:
+            choice["logprobs"] = self._logprobs
+        return choice
 
 
 def _add_logprobs(logprobs: dict[str, Any], part: Mapping[str, Any]) -> None:
     for key, value in part.items():
         known = logprobs.get(key)
         logprobs[key] = [*known, *value] if isinstance(value, list) and isinstance(known, list) else value
-
-
-def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    for key, value in delta.items():
-        if key == "tool_calls":
-            _add_calls(message.setdefault("tool_calls", {}), value)
-        elif key == "role" or not isinstance(value, str):
-            message[key] = value if value is not None else message.get(key)
-        else:
-            known = message.get(key)
-            message[key] = known + value if isinstance(known, str) else value
 
 
 def _add_calls(calls: dict[int, dict[str, Any]], parts: Any) -> None:

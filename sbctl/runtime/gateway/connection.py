@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from sbctl.base.errors import InputError, SbctlError
@@ -226,17 +225,15 @@ class ClientConnection(asyncio.Protocol):
             return
         closing = self._is_last()
         old = self._head is not None and self._head.minor == 0
-        head = head_bytes(
-            answer.status, answer.headers, closing=closing, length=len(answer.body), chunked=False, old=old
-        )
+        head = head_bytes(answer.status, answer.lines, closing=closing, length=len(answer.body), chunked=False, old=old)
         bodiless = self._head is not None and self._head.method == "HEAD"
         self._transport.write(head if bodiless else head + answer.body)
         self._over(closing=closing)
 
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+    def begin(self, status: int, lines: bytes) -> None:
         self._chunks = self._head is not None and self._head.minor == 1
         self._closes = self._is_last() or not self._chunks
-        self._begun = head_bytes(status, headers, closing=self._closes, length=None, chunked=self._chunks, old=False)
+        self._begun = head_bytes(status, lines, closing=self._closes, length=None, chunked=self._chunks, old=False)
 
     def write(self, data: bytes) -> None:
         if self._transport is None or not data:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError, InputError, SbctlError
@@ -30,8 +29,7 @@ _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{[^{}"]*+(?:"[a-z_]{1,64}"[^{}"]*+)
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one request, as the engine counted them."""
 
     prompt_tokens: int

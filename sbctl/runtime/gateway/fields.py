@@ -32,7 +32,7 @@ from sbctl.runtime.gateway.checks import (
 )
 from sbctl.runtime.gateway.surface import Kind
 
-__all__ = ["PROMPT_FIELD", "check_field", "check_items", "is_dropped", "prompt_texts"]
+__all__ = ["DROPPED", "PROMPT_FIELD", "check_field", "check_items", "prompt_texts"]
 
 _MESSAGES_MAX: Final = 4096
 _TEXTS_MAX: Final = 64
@@ -153,7 +153,7 @@ PROMPT_FIELD: Final[Mapping[Kind, str]] = {
 }
 """The field that holds what the model reads; every request has it."""
 
-_DROPPED: Final = frozenset(
+DROPPED: Final = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"}
 )
 """Meant for the service of the API's author, harmless to leave out."""
@@ -184,10 +184,6 @@ _a_name: Final = a_text(NAME_MAX_CHARS)
 
 def _refuse(message: str) -> InputError:
     return InputError("invalid_request", message)
-
-
-def is_dropped(name: str) -> bool:
-    return name in _DROPPED
 
 
 def check_field(kind: Kind, name: str, value: Any) -> None:

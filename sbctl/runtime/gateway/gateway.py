@@ -21,7 +21,7 @@ from sbctl.runtime import routes
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.external.providers import Question
 from sbctl.runtime.gateway.accounting import Accounts, used_tokens
-from sbctl.runtime.gateway.answers import Answer, error_answer, json_answer
+from sbctl.runtime.gateway.answers import Answer, error_answer, header_lines, json_answer
 from sbctl.runtime.gateway.asked import Asked, read_asked, too_long
 from sbctl.runtime.gateway.asking import ask_over
 from sbctl.runtime.gateway.connection import ClientConnection
@@ -290,8 +290,9 @@ class Gateway:
             raise InputError("modality_mismatch", f"this model does not answer {request.operation.path}")
         if isinstance(asked, AskedForm):
             return
-        asked.check_bounds(member.context_length)
-        if asked.prompt_chars > member.context_length * _COUNT_FROM_CHARS_A_TOKEN:
+        prompt_chars = asked.prompt_chars
+        asked.check_bounds(member.context_length, prompt_chars)
+        if prompt_chars > member.context_length * _COUNT_FROM_CHARS_A_TOKEN:
             ready = next((replica for replica in served.replicas if replica.is_ready), None)
             if ready is not None:
                 tokens = await ready.client.count_tokens(max(asked.prompts(), key=len))
@@ -328,24 +329,21 @@ class Gateway:
         return relay
 
     def _new_relay(self, request: Request, route: RouteClass, progressed: Callable[[], None]) -> Relay:
-        headers = {
-            "X-Request-Id": request.id,
-            "x-sbproxy-logical-model": request.name,
-            "x-sbproxy-route-class": route,
-            **self._accounts.headers(request.caller),
-        }
+        lines = (
+            f"X-Request-Id: {request.id}\r\nx-sbproxy-logical-model: {request.name}\r\nx-sbproxy-route-class: {route}\r\n"
+        ).encode("latin-1") + header_lines(self._accounts.headers(request.caller))
         asked = request.asked
         if request.operation.answers == "bytes" or isinstance(asked, AskedForm):
-            return BytesRelay(request.client, headers, progressed, request_id=request.id)
+            return BytesRelay(request.client, lines, progressed, request_id=request.id)
         if request.operation.answers == "json":
-            return DocumentRelay(request.client, headers, progressed, request_id=request.id, model=request.name)
+            return DocumentRelay(request.client, lines, progressed, request_id=request.id, model=request.name)
         if not asked.wants_stream and route == "external":
-            return DocumentRelay(request.client, headers, progressed, request_id=request.id, model=request.name)
+            return DocumentRelay(request.client, lines, progressed, request_id=request.id, model=request.name)
         if not asked.wants_stream:
-            return WholeRelay(request.client, headers, progressed, request_id=request.id, model=request.name)
+            return WholeRelay(request.client, lines, progressed, request_id=request.id, model=request.name)
         return StreamRelay(
             request.client,
-            headers,
+            lines,
             progressed,
             request_id=request.id,
             model=request.name,

@@ -146,6 +146,8 @@ def read_head(data: bytes) -> RequestHead:
 
 
 def _keeps(connection: bytes, version: str) -> bool:
+    if not connection:
+        return version == "1.1"
     words = {word.strip() for word in connection.lower().split(b",")}
     return b"close" not in words and (version == "1.1" or b"keep-alive" in words)
 

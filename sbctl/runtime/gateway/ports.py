@@ -46,8 +46,8 @@ class Client(Protocol):
         """The whole answer; the request is over."""
         ...
 
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """An answer of unknown length; its head goes out with the first `write`."""
+    def begin(self, status: int, lines: bytes) -> None:
+        """An answer of unknown length, with these lines in its head, which goes out with the first `write`."""
         ...
 
     def write(self, data: bytes) -> None: ...

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import MIB
-from sbctl.runtime.gateway.answers import Answer, compact, error_document
+from sbctl.runtime.gateway.answers import JSON_LINE, Answer, compact, error_document, header_lines
 from sbctl.runtime.gateway.assemble import has_end, whole_answer
 from sbctl.runtime.gateway.events import EventStream, Usage, engine_error, renamed_document
 from sbctl.runtime.gateway.ports import Client
@@ -24,17 +24,15 @@ _ANSWER_MAX_BYTES: Final = 64 * MIB
 _ERROR_MAX_BYTES: Final = 64 * 1024
 _END_MAX_BYTES: Final = 64
 """No mark of an answer's end is longer."""
-_JSON: Final = "application/json"
+_EVENTS_LINES: Final = b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n"
 
 
 class Relay:
     """Takes one answer of an engine (`upstream.AnswerSink`). `done` ends when the caller has it or why there is none is known."""
 
-    def __init__(
-        self, client: Client, headers: Mapping[str, str], progressed: Callable[[], None], *, request_id: str
-    ) -> None:
+    def __init__(self, client: Client, lines: bytes, progressed: Callable[[], None], *, request_id: str) -> None:
         self._client = client
-        self._headers = headers
+        self._lines = lines
         self._progressed = progressed
         self._request_id = request_id
         self._refused: bytearray | None = None
@@ -130,9 +128,9 @@ class Relay:
     def _tell(self, error: SbctlError) -> None:
         """Say in a begun answer that it broke, where its form has a place for that."""
 
-    def _whole(self, body: bytes, content_type: str = _JSON) -> None:
+    def _whole(self, body: bytes, type_line: bytes = JSON_LINE) -> None:
         self.begun = True
-        self._client.answer(Answer(200, body, {"Content-Type": content_type, **self._headers}))
+        self._client.answer(Answer(200, body, type_line + self._lines))
         self._finished()
 
 
@@ -154,8 +152,7 @@ class StreamRelay(Relay):
         if block:
             if not self.begun:
                 self.begun = True
-                head = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", **self._headers}
-                self._client.begin(200, head)
+                self._client.begin(200, _EVENTS_LINES + self._lines)
             self._client.write(block)
         if is_done:
             self.usage = self._events.usage
@@ -216,17 +213,18 @@ class BytesRelay(Relay):
 
     def _accepts(self, fields: Mapping[bytes, bytes]) -> None:
         kind = fields.get(b"content-type", b"application/octet-stream").decode("latin-1")
-        self._type = kind if kind.isprintable() and len(kind) <= 128 else "application/octet-stream"
+        kind = kind if kind.isprintable() and len(kind) <= 128 else "application/octet-stream"
+        self._type_line = header_lines({"Content-Type": kind})
 
     def _take(self, data: bytes) -> None:
         if not self.begun:
             self.begun = True
-            self._client.begin(200, {"Content-Type": self._type, **self._headers})
+            self._client.begin(200, self._type_line + self._lines)
         self._client.write(data)
 
     def _close(self) -> None:
         if not self.begun:
-            self._whole(b"", self._type)
+            self._whole(b"", self._type_line)
             return
         self._client.finish()
         self._finished()

@@ -292,7 +292,7 @@ def _check_fit(work: _Work) -> None:
     if str(member.mode) != work.operation.mode:
         raise InputError("modality_mismatch", f"this model does not answer {work.operation.path}")
     if isinstance(work.asked, Asked):
-        work.asked.check_bounds(member.context_length)
+        work.asked.check_bounds(member.context_length, work.asked.prompt_chars)
 
 
 def _relay(work: _Work, replica: Replica) -> Relay:
@@ -300,12 +300,12 @@ def _relay(work: _Work, replica: Replica) -> Relay:
     asked, request_id, model = work.asked, work.envelope.request_id, work.envelope.logical_model
     client, progressed = work.client, replica.progressed
     if work.operation.answers == "bytes" or isinstance(asked, AskedForm):
-        return BytesRelay(client, {}, progressed, request_id=request_id)
+        return BytesRelay(client, b"", progressed, request_id=request_id)
     if work.operation.answers == "json":
-        return DocumentRelay(client, {}, progressed, request_id=request_id, model=model)
+        return DocumentRelay(client, b"", progressed, request_id=request_id, model=model)
     if not asked.wants_stream:
-        return WholeRelay(client, {}, progressed, request_id=request_id, model=model)
-    return StreamRelay(client, {}, progressed, request_id=request_id, model=model, keeps_usage=asked.wants_usage)
+        return WholeRelay(client, b"", progressed, request_id=request_id, model=model)
+    return StreamRelay(client, b"", progressed, request_id=request_id, model=model, keeps_usage=asked.wants_usage)
 
 
 def _told(code: str) -> str:

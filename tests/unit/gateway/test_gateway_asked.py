@@ -25,7 +25,7 @@ def _read(document: Any, kind: Kind = "chat") -> dict[str, Any]:
 def _sent(data: bytes | Any, kind: Kind = "chat", context_length: int = 100) -> dict[str, Any]:
     """What the engine gets."""
     asked = read_asked(data if isinstance(data, bytes) else json.dumps(data).encode(), kind)
-    asked.check_bounds(context_length)
+    asked.check_bounds(context_length, asked.prompt_chars)
     document: dict[str, Any] = json.loads(asked.for_engine(model="q", context_length=context_length))
     return document
 

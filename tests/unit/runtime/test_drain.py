@@ -34,7 +34,8 @@ def test_what_runs_goes_on_and_what_comes_is_sent_away_with_a_time(paths: NodePa
             pass
     assert drain.active == 0
     response = error_answer(refused.value, "r1")
-    assert (response.status, response.headers["Retry-After"]) == (503, "5")
+    assert response.status == 503
+    assert b"Retry-After: 5\r\n" in response.lines
 
 
 def test_an_operators_drain_holds_over_a_restart_until_it_is_taken_back(paths: NodePaths) -> None:

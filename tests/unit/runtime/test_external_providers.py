@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Caller:
     def answer(self, answer: answers.Answer) -> None:
         self.data, self.broken = answer.body, False
 
-    def begin(self, status: int, headers: Mapping[str, str]) -> None: ...
+    def begin(self, status: int, lines: bytes) -> None: ...
 
     def write(self, data: bytes) -> None:
         self.data += data
@@ -61,7 +61,7 @@ class World:
         def relay() -> Relay:
             kind: Any = StreamRelay if streams else DocumentRelay
             more = {"keeps_usage": True} if streams else {}
-            made: Relay = kind(caller, {}, lambda: None, request_id="r", model="m", **more)
+            made: Relay = kind(caller, b"", lambda: None, request_id="r", model="m", **more)
             return made
 
         body = json.dumps({"model": "big", "stream": streams}).encode()
