@@ -138,6 +138,8 @@ def _broken(deployment: DeploymentState) -> Iterator[str]:
         yield f"deployment {deployment.deployment}: {count} failed{reason}: {cause}"
     elif deployment.state not in _IDLE_STATES:
         yield f"deployment {deployment.deployment} is {deployment.state}: {deployment.last_error or 'no cause was given'}"
+    elif deployment.last_error:
+        yield f"deployment {deployment.deployment} serves, but {deployment.last_error}"
 
 
 def _certificate_problems(certificate: CertificateState | None, now: datetime) -> Iterator[str]:

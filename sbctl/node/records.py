@@ -41,6 +41,7 @@ class EventKind(StrEnum):
     PUBLIC_CERTIFICATE_CHANGED = "certificate.public_changed"
     CERTIFICATE_RENEWAL_FAILED = "certificate.renewal_failed"
     WEIGHTS_QUARANTINED = "weights.quarantined"
+    WEIGHTS_REPLACED = "weights.replaced"
     WEIGHTS_COLLECTED = "weights.collected"
 
 

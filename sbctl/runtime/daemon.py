@@ -75,6 +75,7 @@ from sbctl.runtime.store import RuntimeStore
 from sbctl.runtime.supervise import die_with_supervisor
 from sbctl.runtime.unit_host import UnitEngineHost
 from sbctl.runtime.unit_records import UnitRecords
+from sbctl.runtime.weight_watch import WeightWatch
 
 __all__ = ["Daemon", "run_serve"]
 
@@ -230,6 +231,7 @@ class Daemon:
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
             observed = ObservedMemory(self._settings.paths.state, self._running_engines)
             watching = [asyncio.create_task(self._drain.watch()), asyncio.create_task(observed.watch())]
+            watching.append(asyncio.create_task(self._weight_watch().watch()))
             watching.append(asyncio.create_task(self._metrics.devices.watch()))
             if self._certificate is not None:
                 watching.append(asyncio.create_task(self._certificate.watch()))
@@ -253,6 +255,16 @@ class Daemon:
         task = asyncio.create_task(reload(self._config_file))
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
+
+    def _weight_watch(self) -> WeightWatch:
+        return WeightWatch(
+            lambda: tuple(self._reconciler.generations.values()),
+            self._provisioner,
+            self._provisioner.weights_now,
+            self._events,
+            self._metrics.weights,
+            drain_s=self._settings.config.handoff_timeout_ms / 1000,
+        )
 
     async def _running_engines(self) -> list[Running]:
         found = []

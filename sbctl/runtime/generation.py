@@ -80,6 +80,8 @@ class Generation:
         self.replicas = tuple(
             Replica(EngineLabel(deployment, index, number), member, ports) for index in range(member.replicas)
         )
+        self.notice: str | None = None
+        """What its row says while its replicas serve, and should not as they do."""
         self._ports = ports
         self._cold_waiters = 0
         self._waking: dict[Replica, asyncio.Task[None]] = {}
@@ -283,7 +285,7 @@ class Generation:
             content_digest=self.digest,
             stopped_by="operator" if "operator" in stopped else "idle" if "idle" in stopped else None,
             replicas=tuple(replica.state() for replica in self.replicas),
-            last_error=None if failed is None else failed.message[:512],
+            last_error=(self.notice or "")[:512] or None if failed is None else failed.message[:512],
         )
 
 

@@ -35,6 +35,7 @@ from sbctl.runtime.pull_process import Puller
 from sbctl.runtime.replica_room import room_of
 from sbctl.runtime.room import Room
 from sbctl.runtime.weight_metrics import WeightMetrics
+from sbctl.runtime.weight_watch import weights_of
 from sbctl.trust.bundle import DeploymentMember, EnginePolicy
 
 __all__ = ["NodeProvisioner"]
@@ -185,6 +186,10 @@ class NodeProvisioner:
             return self._used
         assigned = assigned_artifacts(self._paths.bundle)
         return None if assigned is None else frozenset(assigned) | (self._used or frozenset())
+
+    def weights_now(self, member: DeploymentMember) -> frozenset[tuple[int, int]] | None:
+        """As `weight_watch.weights_of`. Reads names and seals."""
+        return weights_of(self._cache, member.artifacts)
 
     def keep_only(self, artifacts: frozenset[str]) -> None:
         self._used = artifacts

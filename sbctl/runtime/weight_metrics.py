@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sbctl.artifacts.error_kinds import error_kind
 from sbctl.base.errors import SbctlError
@@ -37,6 +38,21 @@ class WeightMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+
+        self._stale = Gauge(
+            _PREFIX + "replicas_on_changed_weights",
+            "Engines that serve from weights that changed and were set aside.",
+            ["deployment"],
+            registry=registry,
+        )
+
+    def stale(self, deployment: str, engines: int) -> None:
+        """So many engines of it run on weights that are not in the cache any more; none: it is well, and has no row."""
+        if engines:
+            self._stale.labels(deployment).set(engines)
+        else:
+            with contextlib.suppress(KeyError):
+                self._stale.remove(deployment)
 
     def pulled(self, downloaded_bytes: int, seconds: float) -> None:
         if downloaded_bytes:
