@@ -38,7 +38,7 @@ from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress
 from sbctl.runtime.reconcile import Action, Reconciler
 
-__all__ = ["control_app"]
+__all__ = ["ControlRoutes", "control_app"]
 
 _BODY_MAX_BYTES: Final = 2 * BUNDLE_MAX_BYTES
 _HEARTBEAT_S: Final = 5.0
@@ -64,7 +64,7 @@ def control_app(
     reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain, note: Note
 ) -> web.Application:
     """The application behind the socket; `status` gives the status document, `note` writes into the audit."""
-    routes = _Control(reconciler, jobs, status, drain, note)
+    routes = ControlRoutes(reconciler, jobs, status, drain, note)
     app = web.Application(client_max_size=_BODY_MAX_BYTES)
     app.add_routes(
         [
@@ -79,7 +79,9 @@ def control_app(
     return app
 
 
-class _Control:
+class ControlRoutes:
+    """Handlers of the socket."""
+
     def __init__(
         self, reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain, note: Note
     ) -> None:

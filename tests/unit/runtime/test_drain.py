@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from sbctl.base.errors import EngineError
 from sbctl.node.drain_file import clear_drain, drain_path, read_drain, write_drain
 from sbctl.node.lease_holder import LeaseHolder
 from sbctl.node.paths import NodePaths, node_paths
+from sbctl.runtime.control import ControlRoutes
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.answers import error_answer
+from sbctl.runtime.store import RuntimeStore
 from tests.simulators.engine_world import in_virtual_time
 
 
@@ -73,3 +79,39 @@ def test_an_applys_drain_ends_when_nobody_holds_the_host_any_more(paths: NodePat
         watching.cancel()
 
     in_virtual_time(scenario)
+
+
+def _asked(method: str, by: str) -> web.Request:
+    return make_mocked_request(method, f"/control/v1/drain/{by}", match_info={"by": by})
+
+
+def test_who_takes_a_host_out_of_service_is_in_the_audit_and_a_full_disk_keeps_nobody_from_it(
+    paths: NodePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RuntimeStore(paths.state / "runtime.db", paths.state / "bundle.json")
+    drain = Drain(paths)
+
+    async def scenario() -> None:
+        routes = ControlRoutes(cast("Any", None), cast("Any", None), dict, drain, store.audit)
+        write_drain(paths, by="ops@laptop", since="2026-11-29T12:00:00Z")
+        await routes.drain(_asked("POST", "operator"))
+        clear_drain(paths)
+        await routes.resume(_asked("DELETE", "operator"))
+        await routes.drain(_asked("POST", "apply"))
+
+        def full(*_args: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr("sbctl.runtime.store.append_audit", full)
+        await routes.resume(_asked("DELETE", "apply"))
+        assert not drain.is_on
+
+    in_virtual_time(scenario)
+    store.close()
+    with sqlite3.connect(paths.state / "runtime.db") as raw:
+        told = raw.execute("SELECT actor, action, source FROM audit ORDER BY seq").fetchall()
+    assert told == [
+        ("ops@laptop", "host.drain", "control"),
+        ("ops@laptop", "host.resume", "control"),
+        ("apply", "host.drain", "control"),
+    ]

@@ -69,6 +69,11 @@ def test_files_of_somebody_else_are_taken_whole_or_not_at_all(tmp_path: Path) ->
         ({}, None),
         ({"https_bind_port": 8443}, None),
         ({"tls_cert_file": "/a", "tls_key_file": "/b"}, None),
+        ({"admin_tls": True, "tls_cert_file": "/a", "tls_key_file": "/b"}, None),
+        (
+            {"admin_enabled": True, "admin_tls": True, "tls_cert_file": "/a", "tls_key_file": "/b"},
+            (Path("/a"), Path("/b")),
+        ),
         ({"https_bind_port": 8443, "tls_cert_file": "/a", "tls_key_file": "/b"}, (Path("/a"), Path("/b"))),
     ],
 )
@@ -86,3 +91,7 @@ def test_the_socket_unit_owns_the_https_port_and_the_service_gets_the_pair_as_a_
     assert b"tls_api" not in plain[UNIT_NAME]
     assert socket_addresses(plain) == {"127.0.0.1:8080"}
     assert SOCKET_NAME in plain
+    admin = RuntimeConfig(lineage="l", host="h", admin_enabled=True, admin_tls=True, admin_bind="10.0.0.5")
+    units = render_units("system", paths, paths.version("1"), admin)
+    assert f"LoadCredential=tls_api.pem:{pair_path(paths)}\n".encode() in units[UNIT_NAME]
+    assert socket_addresses(units) == {"127.0.0.1:8080", "10.0.0.5:9090"}
