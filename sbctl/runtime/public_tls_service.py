@@ -8,12 +8,12 @@ certificate that cannot be used at all keeps nobody from http.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
+from sbctl.base import strict_json
 from sbctl.base.clock import Clock, rfc3339
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.secret import Secret
@@ -108,10 +108,8 @@ def with_certificate(app: web.Application, held: HeldCertificate | None) -> web.
 
 
 def _pem(data: bytes) -> Secret:
-    try:
-        pem = json.loads(data)["pem"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pem = None
+    document = strict_json.loads(data, max_bytes=_BODY_MAX_BYTES)
+    pem = document.get("pem") if isinstance(document, dict) else None
     if not isinstance(pem, str):
         raise InputError("invalid_body", "the body is {pem}")
     return Secret(pem.encode())

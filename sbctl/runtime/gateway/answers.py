@@ -69,8 +69,11 @@ def head_bytes(status: int, lines: bytes, *, closing: bool, length: int | None, 
 
 
 def compact(document: Any) -> bytes:
-    """JSON without spaces. Raises UnicodeEncodeError for lone surrogates."""
-    return _ENCODER.encode(document).encode()
+    """JSON without spaces; half characters, which engines may write, stay the escapes that they were."""
+    try:
+        return _ENCODER.encode(document).encode()
+    except UnicodeEncodeError:
+        return json.dumps(document, separators=(",", ":")).encode()
 
 
 def json_answer(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:

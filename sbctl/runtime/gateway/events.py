@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError, InputError, SbctlError
 from sbctl.base.limits import MIB
+from sbctl.runtime.gateway.answers import compact
 
 __all__ = ["HIDDEN", "EventStream", "Usage", "engine_error", "renamed_document", "usage_of"]
 
@@ -137,14 +138,14 @@ class EventStream:
 
     def _renamed(self, payload: bytes, document: dict[str, Any], inner: dict[str, Any], *, rewrite: bool) -> bytes:
         if "model" not in inner:
-            return _compact(document) if rewrite else payload.replace(self._old, self._new) if self._old else payload
+            return compact(document) if rewrite else payload.replace(self._old, self._new) if self._old else payload
         found = _MODEL.search(payload)
         if not rewrite and found is not None and _parsed(b"{" + found[0] + b"}") == {"model": inner["model"]}:
             if inner is document:
                 self._old = found[0]
             return payload.replace(found[0], self._new)
         inner["model"] = self._public
-        return _compact(document)
+        return compact(document)
 
 
 def renamed_document(body: bytes, public_name: str) -> tuple[bytes, Usage | None]:
@@ -165,10 +166,3 @@ def _parsed(payload: bytes) -> Any:
         return json.loads(payload)
     except (ValueError, RecursionError):
         raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None
-
-
-def _compact(document: dict[str, Any]) -> bytes:
-    try:
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(document, separators=(",", ":")).encode()

@@ -205,8 +205,12 @@ def check_items(kind: Kind, prompt: Any) -> None:
             _check_item(f"input[{index}]", item)
 
 
+def _is_one_of(value: Any, known: frozenset[str]) -> bool:
+    return isinstance(value, str) and value in known
+
+
 def _check_message(where: str, message: Any) -> None:
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+    if not isinstance(message, dict) or not _is_one_of(message.get("role"), _ROLES):
         raise _refuse(f"{where} needs a role: {', '.join(sorted(_ROLES))}")
     _check_members(where, message, _MESSAGE_FIELDS)
     _check_content(f"{where}.content", message.get("content"), frozenset({"text"}))
@@ -218,10 +222,10 @@ def _check_message(where: str, message: Any) -> None:
 
 
 def _check_item(where: str, item: Any) -> None:
-    if not isinstance(item, dict) or item.get("type", "message") not in _ITEM_TYPES:
+    if not isinstance(item, dict) or not _is_one_of(item.get("type", "message"), _ITEM_TYPES):
         raise _refuse(f"{where} is one of: {', '.join(sorted(_ITEM_TYPES))}")
     _check_members(where, item, _ITEM_FIELDS)
-    if item.get("type", "message") == "message" and item.get("role") not in _ROLES:
+    if item.get("type", "message") == "message" and not _is_one_of(item.get("role"), _ROLES):
         raise _refuse(f"{where} needs a role: {', '.join(sorted(_ROLES))}")
     _check_content(f"{where}.content", item.get("content"), _ITEM_PARTS)
     if item.get("output") is not None and not isinstance(item["output"], str):

@@ -202,7 +202,9 @@ class EngineConnection(asyncio.Protocol):
             self._sink.head(status, self._fields)
 
     def on_body(self, data: bytes) -> None:
-        self._received.append(data)
+        # What follows a head that announced none (a status below 200) belongs to no answer.
+        if self._head_seen:
+            self._received.append(data)
 
     def on_message_complete(self) -> None:
         self._is_complete |= self._head_seen
