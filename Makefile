@@ -53,8 +53,8 @@ check: $(VENV)/.dev ## format, types, imports and unit tests, in under a minute
 coverage: $(VENV)/.dev ## branch coverage of state, plan, apply, config and trust: at least 95 % each
 	@$(BIN)/python tests/coverage_gate.py
 
-soak: $(VENV)/.dev system-packages ## the long loops, with the real engine
-	@$(BIN)/pytest -q -m soak -o timeout=7200 tests
+soak: $(VENV)/.dev system-packages ## the long loops, with the real engine: hours; each prints its time
+	@$(BIN)/pytest -v -n 0 -m soak -o timeout=7200 --durations=0 tests
 
 format: $(VENV)/.dev ## rewrite in the project's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

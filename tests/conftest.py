@@ -40,6 +40,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="a long loop: make soak"))
 
 
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> Any:
+    """How long a long loop took, as soon as it ended."""
+    if config.getoption("-m") != "soak" or getattr(report, "when", "") != "call":
+        return None
+    letter = {"passed": ".", "failed": "F", "skipped": "s"}[report.outcome]
+    return report.outcome, letter, f"{report.outcome.upper()} in {getattr(report, 'duration', 0.0):.0f} s"
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield

@@ -1,7 +1,8 @@
 """`make test`: everything that can run on this machine, with what was left out and why. Ends with pytest's own summary.
 
-Unit-sized tests share the cores; tests that boot hosts, bind ports or drive the real engine take turns on one worker. Skips are listed by
-pytest with their reasons; SBCTL_REQUIRE_ALL=1 turns them into failures, apart from those marked optional.
+Unit-sized tests share the cores; tests that boot hosts, bind ports or drive the real engine take turns on one worker. The bounded soak, which
+mostly waits, runs beside all of them; what it has to say comes last. Skips are listed by pytest with their reasons; SBCTL_REQUIRE_ALL=1
+turns them into failures, apart from those marked optional.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,10 +23,20 @@ def main(arguments: list[str]) -> int:
     if os.geteuid() != 0:
         sys.stdout.write("left out: SSH hosts and mounts (need root); the tests say so one by one\n")
     sys.stdout.flush()
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadscope", "-m", "not soak", *(arguments or ["tests"]),
-    ]  # fmt: skip
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "not soak"]
+    shared = [*pytest, "-n", "2", "--dist", "loadscope"]
+    if arguments:
+        return subprocess.run([*shared, *arguments], cwd=ROOT, check=False).returncode
+    with tempfile.TemporaryFile("w+") as said:
+        soak = subprocess.Popen([*pytest, "-n", "0", "tests/soak"], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            code = subprocess.run([*shared, "--ignore=tests/soak", "tests"], cwd=ROOT, check=False).returncode
+            return soak.wait() or code
+        finally:
+            soak.terminate()
+            soak.wait()
+            said.seek(0)
+            sys.stdout.write(f"beside them, the bounded soak:\n{said.read()}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ _PROCESS_FILES: Final = (
     "tests/e2e/*",
     "tests/integration/*",
     "tests/faults/*",
+    "tests/soak/*",
     "tests/docs/test_pages.py",
     "tests/attacks/test_node_attacks.py",
     "tests/attacks/test_config_attacks.py",
