@@ -80,6 +80,8 @@ class HeldTrust:
 
     def _take(self, files: NodeIdentityFiles, now: datetime) -> None:
         self.files = files
+        entries = () if self.revocations is None else self.revocations.entries
+        self._revoked = {entry.node_id: entry.identity_epoch for entry in entries}
         self.verifier = PeerVerifier(TrustedMaterial.of(self.cluster_id, files))
         try:
             self.signer, self.problem = NodeSigner(files, self.key(), now=now), None
@@ -121,7 +123,7 @@ class HeldTrust:
     def check(self, peer: Peer, marks: Mapping[str, PeerMark]) -> None:
         """With every request of a peer that proved itself once. Raises RefusedError `identity.revoked`, `identity.epoch_rollback`,
         `identity.epoch_conflict`."""
-        if self.revocations is not None:
+        if self.revocations is not None and peer.claims.identity_epoch <= self._revoked.get(peer.claims.node_id, 0):
             refuse_revoked(self.revocations, peer.claims)
         seen = marks.get(peer.claims.node_id)
         if seen is not None:
