@@ -1,4 +1,5 @@
-"""The generated pages of docs/reference/: commands from the command tree, errors from the source. And the description of the HTTP APIs.
+"""The generated pages of docs/reference/: commands from the command tree, errors from the source, capabilities from the list of tests that prove
+them. And the description of the HTTP APIs.
 
     python docs/generate.py            says which pages differ, exit 1 when one does
     python docs/generate.py --write    writes them
@@ -20,6 +21,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
+from capabilities import capabilities_page  # noqa: E402
 from error_codes import error_codes, http_codes  # noqa: E402
 from typer.main import get_command  # noqa: E402
 
@@ -205,6 +207,7 @@ def pages() -> dict[Path, str]:
     return {
         reference / "cli.md": cli_page(),
         reference / "errors.md": errors_page(),
+        reference / "capabilities.md": capabilities_page(),
         ROOT / "schemas" / "openapi.v1.json": description,
     }
 

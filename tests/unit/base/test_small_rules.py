@@ -66,7 +66,7 @@ def test_F16_digests_are_64_lowercase_hex(text: str, good: bool) -> None:
 @pytest.mark.parametrize(
     "data",
     [b'{"a":1,"a":2}', b"NaN", b"[Infinity]", b"-Infinity", b"1e999", b"9007199254740992", b"1" * 40, b"[" * 65 + b"]" * 65,
-     b"\xff\xfe1\x00", b"{} {}", b"", b"\xef\xbb\xbf{}", b'{"a":' * 200, b"[" * 100_000],
+     b"\xff\xfe1\x00", b"{} {}", b"", b"\xef\xbb\xbf{}", b'["\\ud800"]', b'{"\\udfff": 1}', b'{"a":' * 200, b"[" * 100_000],
 )  # fmt: skip
 def test_A2_G10_strict_json_refuses(data: bytes) -> None:
     with pytest.raises(InputError) as caught:
@@ -81,6 +81,7 @@ def test_strict_json_bounds_size_and_accepts_the_rest() -> None:
     deep = b'[{"a":"[[[[\\"' + b"[" * 100 + b'"}]'
     assert strict_json.loads(deep, max_bytes=1000)[0]["a"].startswith('[[[["')
     assert strict_json.loads(b"[9007199254740991, -1.5]", max_bytes=100) == [2**53 - 1, -1.5]
+    assert strict_json.loads(b'"\\ud83d\\ude00"', max_bytes=100) == "\U0001f600"
 
 
 @given(st.binary(max_size=300))
