@@ -98,11 +98,9 @@ def _decode(text: str) -> bytes:
 
 
 def _parse(text: str, max_bytes: int) -> tuple[_Envelope, bytes]:
-    document = strict_json.loads(
-        text.encode("utf-8", "surrogatepass"), max_bytes=max_bytes * 4 // 3 + 4096, max_depth=8
-    )
+    strict_json.loads(text.encode("utf-8", "surrogatepass"), max_bytes=max_bytes * 4 // 3 + 4096, max_depth=8)
     try:
-        envelope = _Envelope.model_validate_json(json.dumps(document))
+        envelope = _Envelope.model_validate_json(text)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors(include_input=False, include_url=False)[0]["loc"])
         raise InputError("envelope.invalid", f"this is not a signed envelope (at {where or 'the top'})") from None

@@ -20,7 +20,6 @@ that takes it. Pure but for a memory of proofs that were good, which never outli
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -282,9 +281,9 @@ def _parse(text: str, kind: DocumentKind[Document]) -> _Signed:
     most = kind.max_bytes * 3 // 2 + 3 * _PROOF_MAX_BYTES
     if len(text) > most:
         raise InputError("peer.too_large", f"a {kind.noun} with its proof has at most {most} characters")
-    document = strict_json.loads(text.encode("utf-8", "surrogatepass"), max_bytes=2 * most, max_depth=4)
+    strict_json.loads(text.encode("utf-8", "surrogatepass"), max_bytes=2 * most, max_depth=4)
     try:
-        return _Signed.model_validate_json(json.dumps(document))
+        return _Signed.model_validate_json(text)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors(include_input=False, include_url=False)[0]["loc"])
         raise InputError("peer.malformed", f"this is no signed {kind.noun} (at {where or 'the top'})") from None
@@ -301,7 +300,7 @@ def _document(payload: bytes, kind: DocumentKind[Document]) -> Document:
             next_step="bring all nodes to one version: sbctl apply",
         )
     try:
-        return kind.model.model_validate_json(json.dumps(parsed))
+        return kind.model.model_validate_json(payload)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"
