@@ -96,8 +96,12 @@ class _Cluster:
     def _candidates(self) -> tuple[Candidate, ...]:
         return tuple(Candidate(generation=GENERATION, state="ready", **each) for each in self._told["workers"])
 
+    @functools.cached_property
+    def _member(self) -> DeploymentMember:
+        return DeploymentMember.model_validate_json(json.dumps(self._told["member"]))
+
     def member(self, deployment: str) -> DeploymentMember | None:
-        return DeploymentMember.model_validate_json(json.dumps(self._told["member"])) if deployment == "q" else None
+        return self._member if deployment == "q" else None
 
     def selection(self, deployment: str, *, resting: Collection[str]) -> Selection:
         return Selection(self._candidates, {})

@@ -159,7 +159,7 @@ class Worker:
         self.rejections: list[str] = []
         self.registry = CollectorRegistry()
         self.marks = changes.pop("marks", None) or Marks()
-        self.fence = ReplayFence(changes.pop("fence_entries", 1024))
+        self.fence = ReplayFence(changes.pop("fence_entries", 65_536))
         self.limits: GatewayLimits = replace(PEER_LIMITS, **changes)
         self.drain = Drain(node_paths(0, {"SBCTL_NODE_PREFIX": str(folder)}))
 
