@@ -10,7 +10,7 @@ The payload type is one of its own: a host's bundle never passes as a cluster's,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final, Self
@@ -123,11 +123,12 @@ class ClusterBundlePayload(BundlePayload):
 @dataclass(frozen=True, slots=True)
 class NodeContent:
     """What one node runs by one assignment. `draining`: deployments that it finishes and gives up; `forgotten`: retained ones whose member
-    it does not have any more, so that there is nothing left to keep."""
+    it does not have any more, so that there is nothing left to keep; `refused`: what cannot be obeyed, and why."""
 
     content: BundleContent
     draining: tuple[str, ...]
     forgotten: tuple[str, ...]
+    refused: Mapping[str, RefusedError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,38 +204,59 @@ def projected(deployment_id: str, deployment: ClusterDeployment, assigned: Assig
 
 
 def node_content(
-    content: ClusterContent, assignment: AssignmentDocument, held: Mapping[str, DeploymentMember]
+    content: ClusterContent,
+    assignment: AssignmentDocument,
+    *,
+    held: Mapping[str, DeploymentMember],
+    running: Mapping[str, DeploymentMember],
 ) -> NodeContent:
-    """What a node runs by an assignment of this very bundle. `held`: members that it has run before, by `replica_digest`.
+    """What a node runs by an assignment of this very bundle. `held`: members that it has run before, by `replica_digest`; `running`: what it
+    runs now, by deployment.
 
     What is to start comes from the bundle; a generation before it, which a rollout keeps or takes up again, from `held`. Per deployment that is
-    the one to start, else the one to retain. Raises RefusedError as `projected`, and `assignment.unknown_deployment`.
+    the one to start, else the one to retain. Where that is refused the deployment stays as it runs, and the others are not held up by it.
     """
     members: dict[str, DeploymentMember] = {}
     draining, forgotten = [], []
+    refused: dict[str, RefusedError] = {}
     for name, parts in sorted(assignment.deployments.items()):
-        kept = sorted((part for part in parts if part.phase != "drain"), key=lambda part: part.phase != "start")
+        kept = [part for part in parts if part.phase == "start"] or [part for part in parts if part.phase == "retain"]
         if not kept:
             draining.append(name)
             continue
-        member = _member(name, content.deployments.get(name), kept[0], held)
-        if member is None:
-            forgotten.append(name)
-        else:
+        try:
+            member = _member(name, content.deployments.get(name), kept, held)
+        except RefusedError as error:
+            refused[name], member = error, running.get(name)
+        if member is not None:
             members[name] = member
+        elif name not in refused:
+            forgotten.append(name)
     host = BundleContent(
         **{field: getattr(content, field) for field in BundleContent.model_fields if field != "deployments"},
         deployments=members,
     )
-    return NodeContent(host, tuple(draining), tuple(forgotten))
+    return NodeContent(host, tuple(draining), tuple(forgotten), refused)
 
 
 def _member(
-    name: str, deployment: ClusterDeployment | None, assigned: AssignedDeployment, held: Mapping[str, DeploymentMember]
+    name: str,
+    deployment: ClusterDeployment | None,
+    parts: Sequence[AssignedDeployment],
+    held: Mapping[str, DeploymentMember],
 ) -> DeploymentMember | None:
+    """Parts of one phase. Raises RefusedError as `projected`, and `assignment.two_members`, `assignment.unknown_deployment`."""
+    assigned = parts[0]
+    if any(part.member_digest != assigned.member_digest for part in parts):
+        raise RefusedError(
+            "assignment.two_members",
+            f"{name} is assigned as {' and as '.join(sorted({part.variant for part in parts}))}; a node runs one of a deployment",
+            next_step="spread it over nodes (spread_by), or offer one variant alone",
+        )
+    replicas = max(1, sum(len(part.replicas) for part in parts))
     known = held.get(assigned.member_digest)
     if known is not None:
-        return known.model_copy(update={"replicas": max(1, len(assigned.replicas))})
+        return known.model_copy(update={"replicas": replicas})
     if assigned.phase == "retain":
         return None
     if deployment is None:
@@ -243,4 +265,4 @@ def _member(
             f"{name} is assigned, and the bundle has no deployment of this name",
             next_step="the lease-holder places the bundle of today by itself",
         )
-    return projected(name, deployment, assigned)
+    return projected(name, deployment, assigned).model_copy(update={"replicas": replicas})

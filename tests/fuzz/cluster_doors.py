@@ -111,7 +111,7 @@ def knock_bundle(data: bytes) -> None:
     text = sign_envelope(CLUSTER_BUNDLE_PAYLOAD_TYPE, data, OPS, "ops")
     payload = verify_cluster_bundle(text, trust=TRUST, cluster_id="prod", fence=None, now=NOW).payload
     start = AssignmentDocument(**{**HOLDER, "bundle": bundle_mark(payload)}, node_id="node-a", deployments={})
-    assert node_content(payload.content, start, {}).content.deployments == {}
+    assert node_content(payload.content, start, held={}, running={}).content.deployments == {}
 
 
 def knock_revocations(data: bytes) -> None:

@@ -147,15 +147,36 @@ def test_what_a_node_runs_by_its_assignment(
     draining: tuple[str, ...],
     forgotten: tuple[str, ...],
 ) -> None:
-    found = node_content(content(chat=CHAT), document(chat=parts), HELD)
+    found = node_content(content(chat=CHAT), document(chat=parts), held=HELD, running={})
     assert list(found.content.deployments.values()) == runs
-    assert (found.draining, found.forgotten) == (draining, forgotten)
+    assert (found.draining, found.forgotten, found.refused) == (draining, forgotten, {})
     assert found.content.public
 
 
 def test_a_deployment_that_is_not_assigned_does_not_run_here() -> None:
-    assert node_content(content(chat=CHAT, other=MIXED), document(), {}).content.deployments == {}
+    found = node_content(content(chat=CHAT, other=MIXED), document(), held={}, running={"chat": host_member()})
+    assert found.content.deployments == {}
 
 
-def test_a_deployment_that_the_bundle_does_not_have_is_refused() -> None:
-    assert code(lambda: node_content(content(), document(chat=(assigned(),)), {})) == "assignment.unknown_deployment"
+@pytest.mark.parametrize(
+    ("parts", "refusal"),
+    [
+        pytest.param((assigned(member_digest="e" * 64),), "assignment.wrong_member", id="another member"),
+        pytest.param(
+            (assigned(MIXED), assigned(MIXED, choice=1, replicas=(AssignedReplica(slot=7),))),
+            "assignment.two_members",
+            id="two variants at once",
+        ),
+    ],
+)
+def test_what_cannot_be_obeyed_stays_as_it_runs_and_holds_nothing_else_up(
+    parts: tuple[AssignedDeployment, ...], refusal: str
+) -> None:
+    told = document(chat=parts, other=(assigned(),), gone=(assigned(),))
+    found = node_content(content(chat=MIXED, other=CHAT), told, held={}, running={"chat": OLD})
+    assert found.content.deployments == {"chat": OLD, "other": host_member()}
+    assert {name: error.code for name, error in found.refused.items()} == {
+        "chat": refusal,
+        "gone": "assignment.unknown_deployment",
+    }
+    assert all(error.next_step for error in found.refused.values())
