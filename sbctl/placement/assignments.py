@@ -1,4 +1,7 @@
-"""What each node is told: its part of the plan. A node that is lost or unreachable is told too; it reads it when it is back."""
+"""What each node is told: its part of the plan. One that is unreachable is told too, and reads it when it is back.
+
+A node that the plan has nothing for is told so only while it is heard: nobody is told to end what nobody knows.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sbctl.placement.model import DeploymentPlacement, Place, PlacementPlan
+from sbctl.placement.model import ClusterView, DeploymentPlacement, Place, PlacementPlan
 
 __all__ = ["Assignment", "Phase", "assignments"]
 
@@ -27,14 +30,16 @@ class Assignment:
     deadline_ms: int | None = None
 
 
-def assignments(plan: PlacementPlan, nodes: Iterable[str] = ()) -> dict[str, tuple[Assignment, ...]]:
-    """By node, ordered by deployment and generation. Each of `nodes` is in it, also with nothing to do.
+def assignments(plan: PlacementPlan, view: ClusterView) -> dict[str, tuple[Assignment, ...]]:
+    """By node, ordered by deployment and generation. `view`: the one that the plan was made from.
 
     A target that waits for an engine to end is in nobody's assignment. Nobody is told anything before there is a first plan.
     """
     if plan.waits_for:
         return {}
-    parts: dict[str, dict[Assignment, list[Place]]] = {name: {} for name in nodes}
+    parts: dict[str, dict[Assignment, list[Place]]] = {
+        name: {} for name, node in view.nodes.items() if node.is_worker and name not in plan.losses
+    }
     for name, placed in sorted(plan.deployments.items()):
         for phase, deadline, place in _told(placed):
             digests = place.variant, place.artifact_digest, place.member_digest

@@ -3,7 +3,8 @@
 Four passes, each over the deployments in one order of their own (what needs most on one device first, then by id):
 
 1. *Hold.* Whatever still runs and is no target any more is charged to its node.
-2. *Keep.* Every replica of the same generation whose place is still valid stays where it is.
+2. *Keep.* Every replica of the same generation whose place is still valid stays where it is; one that was given up and still runs is taken
+   back where its slot has no place now.
 3. *Fill.* Replicas without a place get one: filters, then spread, then rendezvous (`spread`, `rendezvous`). Of a new generation, nodes that
    run the old one come before others that are as good in spread and way.
 4. *Newcomers.* A node that joined takes over what it now wins, from the replicas as they lie; never more than one of a deployment and
@@ -22,7 +23,7 @@ itself, so nothing above changes; the preference is bounded by that factor, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbctl.placement.fleet import Fleet
@@ -62,12 +63,12 @@ class Wish:
 
 @dataclass(slots=True)
 class Placed:
-    """`displaced`: of `prior`, what is no target any more. `moved`: went to a newcomer. `makes_room`: of `held`, those whose end would give
+    """`displaced`: of `prior`, what is no target any more. `taken_back`: of `held`, what is one again. `makes_room`: of `held`, those whose end would give
     a replica its place. `waits_for_room`: one of them is draining already."""
 
     places: list[Place]
     displaced: list[Place]
-    moved: bool = False
+    taken_back: tuple[Place, ...] = ()
     makes_room: tuple[Place, ...] = ()
     waits_for_room: bool = False
 
@@ -101,9 +102,10 @@ class Placing:
 
     def _reserve(self, wish: Wish, targets: Iterable[Place]) -> None:
         """Charge what stands behind the targets of a deployment: all of it, or, where old and new take turns, what it needs beyond them."""
-        going = [held.place for held in wish.held]
+        known = self.placed.get(wish.demand.deployment, Placed([], []))
+        going = [held.place for held in wish.held if held.place not in known.taken_back]
         if wish.is_exclusive:
-            going += self.placed[wish.demand.deployment].displaced if wish.demand.deployment in self.placed else []
+            going += known.displaced
             going = beyond([*going, *beyond(wish.fallback, going)], targets)
         self._room.force(going)
         self._extra[wish.demand.deployment] = going
@@ -121,11 +123,30 @@ class Placing:
         displaced = [place for place in wish.prior if place not in kept]
         if wish.takes_over:
             kept = [replace(place, slot=slot) for slot, place in enumerate(kept)]
-        self.placed[wish.demand.deployment] = Placed(kept, displaced)
+        placed = self.placed[wish.demand.deployment] = Placed(kept, displaced)
+        placed.taken_back = tuple(self._take_back(wish, kept))
+        kept += placed.taken_back
         if wish.is_exclusive:
             self._reserve(wish, kept)
         else:
             self._room.force(displaced)
+
+    def _take_back(self, wish: Wish, kept: Sequence[Place]) -> Iterator[Place]:
+        """What serves on as one of the wanted generation and is needed again; its room is charged already, unless old and new take turns."""
+        missing = 0 if wish.keeps_only else wish.demand.replicas - len(kept)
+        slots = {place.slot for place in kept}
+        for place in (held.place for held in wish.held if not held.draining):
+            if missing <= 0:
+                return
+            if place.generation != wish.generation or place.slot in slots or not self._holds(wish.demand, place):
+                continue
+            if self._way(wish.demand, place) == len(wish.demand.ways) or (
+                wish.is_exclusive and not self._room.charge(place)
+            ):
+                continue
+            missing -= 1
+            slots.add(place.slot)
+            yield place
 
     def _holds(self, demand: DeploymentDemand, place: Place) -> bool:
         node = self._fleet.by_id.get(place.node_id)
@@ -248,6 +269,8 @@ class Placing:
     def _look_for_room(self, wish: Wish, placed: Placed) -> None:
         makers: list[Place] = []
         for held in wish.held:
+            if held.place in placed.taken_back:
+                continue
             index = self._index.get(held.place.node_id)
             ways = [
                 way
@@ -284,7 +307,6 @@ class Placing:
         placed.places.remove(loser)
         placed.displaced.append(loser)
         placed.places.append(self._take(wish, demand.ways[number], index, loser.slot))
-        placed.moved = True
         return 1
 
     def _better(self, newcomers: set[int], wish: Wish, places: list[Place]) -> tuple[Place, Candidate] | None:

@@ -59,8 +59,13 @@ def reconcile(
     mark: Mark,
     policy: PlacementPolicy = DEFAULT_POLICY,
     confirmed_losses: Collection[str] = (),
+    tried_again: Collection[str] = (),
 ) -> PlacementPlan:
-    """The next plan. `mark` must grow from one evaluation to the next; `confirmed_losses`: nodes that an operator says are gone."""
+    """The next plan. `mark` must grow from one evaluation to the next.
+
+    `confirmed_losses`: nodes that an operator says are gone. `tried_again`: deployments whose rollout he wants begun once more, with a
+    deadline of its own, though nothing in them changed.
+    """
     view = replace(view, nodes={name: node for name, node in view.nodes.items() if name not in view.removed})
     if missing := _waits_for(view, prior, policy, now_ms):
         return replace(prior, waits_for=missing)
@@ -71,7 +76,7 @@ def reconcile(
     waited_for = known - view.removed - {name for name, loss in liveness.losses.items() if loss.state == "lost"}
     fleet = Fleet(view, liveness.losses, waited_for)
     names = sorted({*wanted, *prior.deployments, *moment.sight.deployments()})
-    starts = {name: _start(name, wanted.get(name), prior, moment.sight) for name in names}
+    starts = {name: _start(name, wanted.get(name), prior, moment.sight, again=name in tried_again) for name in names}
     placing = Placing(fleet, (start.wish for start in starts.values()), policy)
     joined = _newcomers(fleet, view, prior, liveness)
     placing.run(joined, policy.moves_max - _moving(prior))
@@ -109,7 +114,7 @@ def _known_workers(view: ClusterView, prior: PlacementPlan) -> set[str]:
 # --- what each deployment starts from
 
 
-def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sight: Sight) -> _Start:
+def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sight: Sight, *, again: bool) -> _Start:
     prior = plan.deployments.get(name)
     if demand is None:
         gone = DeploymentDemand(name, "", (), replicas=0)
@@ -119,9 +124,10 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
     high_water = plan.high_waters.get(name, plan.generation_floor)
     generation = generation_for(demand, prior, high_water, sight.generations(name))
     same = prior is not None and prior.digest == demand.digest and prior.generation == generation
-    targets = list(prior.target) if prior and same else []
+    restored = prior is not None and same and prior.rollout.phase in {"restoring", "restored"} and not again
+    targets = [p for p in prior.target if p.generation == generation or restored] if prior and same else []
     helds = list(prior.held) if prior else []
-    helds += [Held(place) for place in prior.target] if prior and not same else []
+    helds += [Held(place) for place in prior.target if place not in targets] if prior else []
     strangers = _strangers(name, demand, [*targets, *(held.place for held in helds)], sight)
     own: dict[Place, Place] = {}
     if not targets and not helds:
@@ -144,9 +150,9 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
         is_settled=rollout is not None and rollout.phase == "stable" and not (prior and prior.held),
         takes_over=bool(own),
         is_under_way=rollout is None or rollout.phase not in _STUCK,
-        keeps_only=rollout is not None and rollout.phase in {"restoring", "restored"},
+        keeps_only=restored,
     )
-    return _Start(wish, prior, fresh=not same, own=own)
+    return _Start(wish, prior, fresh=not same or again, own=own)
 
 
 def _unended(name: str, helds: Iterable[Held], sight: Sight) -> tuple[Held, ...]:
@@ -189,7 +195,8 @@ def _after(start: _Start, placed: Placed, moment: Moment) -> DeploymentPlacement
     """None: it left the bundle, and nothing of it is left on any node."""
     wish, prior, name = start.wish, start.prior, start.wish.demand.deployment
     displaced = [Held(start.own.get(place, place)) for place in placed.displaced]
-    helds = [*wish.held, *_unended(name, displaced, moment.sight)]
+    given_up = [held for held in wish.held if held.place not in placed.taken_back]
+    helds = [*given_up, *_unended(name, displaced, moment.sight)]
     targets = tuple(sorted(placed.places, key=lambda place: place.slot))
     if not wish.generation:
         if not helds:

@@ -40,14 +40,15 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Replicas of a deployment that answer requests now."""
+    """Replicas of a deployment: targets that are ready, those of them that gateways ask, and held ones that gateways ask."""
 
     ready: tuple[Place, ...]
+    answering: tuple[Place, ...]
     serving: tuple[Held, ...]
 
     @property
     def total(self) -> int:
-        return len(self.ready) + len(self.serving)
+        return len(self.answering) + len(self.serving)
 
 
 def drain_all(helds: Iterable[Held], demand: DeploymentDemand, moment: Moment) -> tuple[Held, ...]:
@@ -98,7 +99,8 @@ def _rolling(
     waits_for_room: bool,
 ) -> DeploymentPlacement:
     count = _count(demand, current, moment.sight)
-    if not current.unplaced and len(count.ready) == len(current.target):
+    complete = not current.unplaced and len(count.ready) == len(current.target)
+    if complete and (len(count.answering) == len(current.target) or all(held.draining for held in current.held)):
         helds = drain_all(current.held, demand, moment)
         return replace(current, held=helds, rollout=_settled(current.rollout), fallback=())
     if current.rollout.phase == "stable":
@@ -126,9 +128,12 @@ def _rolling(
 
 def _count(demand: DeploymentDemand, current: DeploymentPlacement, sight: Sight) -> _Count:
     name = current.deployment
+    ready = tuple(place for place in current.target if sight.is_ready(name, place, warm=demand.warm))
+    retained = (held for held in current.held if not held.draining and sight.is_in_service(held.place))
     return _Count(
-        ready=tuple(place for place in current.target if sight.is_ready(name, place, warm=demand.warm)),
-        serving=tuple(h for h in current.held if not h.draining and sight.shown(name, h.place) == "ready"),
+        ready=ready,
+        answering=tuple(place for place in ready if sight.is_in_service(place)),
+        serving=tuple(held for held in retained if sight.shown(name, held.place) == "ready"),
     )
 
 

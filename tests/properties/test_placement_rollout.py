@@ -16,6 +16,7 @@ _CHANGE = st.tuples(st.just("change"), st.integers(0, 1), st.integers(1, 3), st.
 _EVENTS = st.one_of(_EVALUATE, _EVALUATE, _WORK, _WORK, _WORK, _CHANGE, _EVACUATE)
 _STEPS = st.lists(_EVENTS, max_size=40)
 _CONTROLLER = st.tuples(st.just("controller"), st.just(False))
+_LINK = st.tuples(st.sampled_from(("cut", "kill", "heal")), st.integers(0, 3))
 _SIZES = st.sampled_from(((1, 3), (2, 5), (4, 3), (4, 5), (4, 7), (1, 7), (2, 7)))
 """Nodes of 10 GiB, and GiB of a replica: with room for old and new, for some of both, and for one of them only."""
 
@@ -43,6 +44,8 @@ def _step(world: PlacementWorld, step: tuple, rollout: str, gib: int, versions: 
             world.want(
                 demand_of(name, replicas, gib=gib, version=versions[0], rollout=rollout if name == "a" else "rolling")
             )  # type: ignore[arg-type]
+        case ("cut" | "kill" | "heal" as event, number):
+            getattr(world, event)(f"n{number}")
         case ("controller", plan_lost):
             world.new_controller(plan_lost=plan_lost)
 
@@ -75,13 +78,19 @@ def test_recreate_never_runs_two_engines_for_one_replica(
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=_STEPS, rollout=st.sampled_from(("rolling", "recreate")), replicas=st.integers(1, 3))
+@given(
+    steps=st.lists(st.one_of(_EVENTS, _LINK, st.tuples(st.just("controller"), st.booleans())), max_size=40),
+    rollout=st.sampled_from(("rolling", "recreate")),
+    replicas=st.integers(1, 3),
+)
 def test_what_can_be_brought_up_is_stable_in_the_end(steps: list[tuple], rollout: str, replicas: int) -> None:
     world, versions = _world(rollout, replicas, 4, 3), [1]
     for step in steps:
         _step(world, step, rollout, 3, versions)
+        assert world.overdrawn() == [], step
     world.broken.clear()
     for number in range(4):
+        world.heal(f"n{number}")
         world.evacuate(f"n{number}", begin=False)
     versions[0] += 1
     world.want(demand_of("a", replicas, gib=3, version=versions[0], rollout=rollout))  # type: ignore[arg-type]

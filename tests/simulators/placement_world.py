@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from random import Random
@@ -121,26 +121,30 @@ class PlacementWorld:
     def want(self, *demands: DeploymentDemand) -> None:
         self.demands |= {demand.deployment: demand for demand in demands}
 
-    def evaluate(self, seconds: float = 5.0, *, fresh: bool = True) -> PlacementPlan:
+    def evaluate(self, seconds: float = 5.0, *, fresh: bool = True, tried_again: Collection[str] = ()) -> PlacementPlan:
         """Hear the nodes, evaluate, tell the nodes (who may not have heard it yet). Not `fresh`: by what they said before."""
         self.now_ms += int(seconds * 1000)
         if fresh:
             self.publish()
         self.mark = (self.mark[0], self.mark[1] + 1)
-        view = ClusterView(self._view, self.began_ms, frozenset(self.removed))
         self.plan = reconcile(
-            view,
+            self.view,
             self.demands.values(),
             self.plan,
             now_ms=self.now_ms,
             mark=self.mark,
             policy=self.policy,
             confirmed_losses=self.confirmed,
+            tried_again=tried_again,
         )
-        for name, told in assignments(self.plan, self.workers).items():
+        for name, told in assignments(self.plan, self.view).items():
             if name in self.workers:
                 self.workers[name].told.append((self.mark, told))
         return self.plan
+
+    @property
+    def view(self) -> ClusterView:
+        return ClusterView(self._view, self.began_ms, frozenset(self.removed), frozenset(self.workers))
 
     def publish(self) -> None:
         for name, worker in self.workers.items():

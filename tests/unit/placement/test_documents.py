@@ -56,7 +56,7 @@ def _document(plan: PlacementPlan, view: ClusterView) -> PlacementDocument:
 @pytest.mark.parametrize("rollout", ["rolling", "recreate"])
 def test_a_plan_survives_its_document(rollout: str) -> None:
     world = _busy_world(rollout)
-    view = ClusterView(world._view, world.began_ms)
+    view = world.view
     document = PlacementDocument.model_validate_json(_document(world.plan, view).model_dump_json())
     back = plan_of(document)
     rebuilt = replace(
@@ -69,12 +69,14 @@ def test_a_plan_survives_its_document(rollout: str) -> None:
     assert {"unreachable", "lost"} == {loss.state for loss in back.losses.values()}
     arguments: dict[str, Any] = {"now_ms": world.now_ms + 1000, "mark": (2, 1)}
     after = reconcile(view, world.demands.values(), back, **arguments)
-    assert assignments(after) == assignments(reconcile(view, world.demands.values(), world.plan, **arguments))
+    assert assignments(after, view) == assignments(
+        reconcile(view, world.demands.values(), world.plan, **arguments), view
+    )
 
 
 def test_status_reads_domains_rejections_and_what_is_short() -> None:
     world = _busy_world("rolling")
-    placed = _document(world.plan, ClusterView(world._view, world.began_ms)).deployments
+    placed = _document(world.plan, world.view).deployments
     zones = {one.node_id: one.failure_domains["zone"] for one in placed["a"].assignments}
     assert zones == {name: "ab"[int(name[1]) % 2] for name in zones} != {}
     assert placed["big"].unplaced_replicas == 1
@@ -85,7 +87,7 @@ def test_status_reads_domains_rejections_and_what_is_short() -> None:
 
 def test_an_assignment_has_old_and_new_of_one_deployment() -> None:
     world = _busy_world("rolling")
-    told = assignments(world.plan, world.workers)
+    told = assignments(world.plan, world.view)
     for node_id, parts in told.items():
         document = assignment_document(node_id, parts, HEAD)
         assert AssignmentDocument.model_validate_json(document.model_dump_json()) == document

@@ -183,7 +183,7 @@ def test_a_first_plan_waits_for_who_may_run_something_already() -> None:
     view = ClusterView(nodes, watching_since_ms=NOW, expected=frozenset(("a", "b", "c")))
     plan = reconcile(view, [demand_of("x")], PlacementPlan(), now_ms=NOW + 1000, mark=(1, 1))
     assert (plan.waits_for, plan.deployments) == (("c",), {})
-    assert assignments(plan, nodes) == {}
+    assert assignments(plan, view) == {}
     heard = {name: replace(node, heard_at_ms=NOW + 25_000) for name, node in nodes.items()}
     later = reconcile(replace(view, nodes=heard), [demand_of("x")], plan, now_ms=NOW + 30_000, mark=(1, 2))
     assert (later.waits_for, len(later.deployments["x"].target)) == ((), 1)
@@ -191,3 +191,17 @@ def test_a_first_plan_waits_for_who_may_run_something_already() -> None:
         replace(view, expected=frozenset(nodes)), [demand_of("x")], plan, now_ms=NOW + 1000, mark=(1, 2)
     )
     assert len(at_once.deployments["x"].target) == 1
+
+
+def test_a_controller_that_knows_nothing_tells_nobody_to_stop() -> None:
+    world = _world()
+    for name in world.workers:
+        world.cut(name)
+    world.new_controller(plan_lost=True)
+    for _ in range(5):
+        world.evaluate(40)
+    assert assignments(world.plan, world.view) == {}
+    for name in world.workers:
+        world.heal(name)
+    world.settle()
+    assert (world.serving("a"), world.serving("b")) == (3, 2)

@@ -10,7 +10,7 @@ from sbctl.base.limits import GIB
 from sbctl.node.cluster_documents import RolloutPhase
 from sbctl.placement.assignments import assignments
 from sbctl.placement.explain import rollout_text
-from sbctl.placement.model import Device, ObservedReplica, PlacementPlan
+from sbctl.placement.model import ClusterView, Device, ObservedReplica, PlacementPlan
 from tests.simulators.placement_world import PlacementWorld, cpu_node, demand_of, gpu_node, lie
 
 
@@ -33,7 +33,7 @@ def _phases(world: PlacementWorld, rounds: int = 30, seconds: float = 5) -> list
 
 
 def _told(plan: PlacementPlan, node_id: str) -> list[tuple[str, int]]:
-    return [(part.phase, part.generation) for part in assignments(plan)[node_id]]
+    return [(part.phase, part.generation) for part in assignments(plan, ClusterView({}))[node_id]]
 
 
 ROLLING: list[tuple[str, dict[str, object], dict[str, object], list[RolloutPhase]]] = [
@@ -265,3 +265,49 @@ def test_a_replica_over_several_devices_takes_those_with_most_room() -> None:
     assert where["c", 0] == (0, 1, 2, 3)
     assert plan.deployments["c"].unplaced == 1, "two of the devices have none left"
     assert world.overdrawn() == []
+
+
+# --- what operators and nodes do in between
+
+
+def test_an_operator_tries_again_what_was_taken_back() -> None:
+    world = _world(replicas=2, gib=12, rollout="recreate")
+    world.broken.add(("a", "v2"))
+    world.want(demand_of("a", 2, gib=12, version=2, rollout="recreate"))
+    _phases(world, 60)
+    assert world.plan.deployments["a"].rollout.phase == "restored"
+    world.broken.clear()
+    world.evaluate(tried_again={"a"})
+    assert _phases(world) == ["draining_prior", "starting", "stable"]
+    assert {(place.generation, place.variant) for _, place in world.live("a")} == {(2, "v2")}
+
+
+def test_a_second_try_of_a_rolling_rollout_has_a_deadline_of_its_own() -> None:
+    world = _world(replicas=2)
+    world.broken.add(("a", "v2"))
+    world.want(demand_of("a", 2, version=2))
+    _phases(world)
+    placed = world.evaluate(tried_again={"a"}).deployments["a"]
+    assert (placed.rollout.phase, placed.rollout.since_ms) == ("waiting_for_readiness", world.now_ms)
+
+
+def test_what_is_out_of_service_does_not_count_as_serving() -> None:
+    world = _world(nodes=2, replicas=2)
+    world.want(demand_of("a", 2, version=2))
+    first = world.evaluate().deployments["a"].target[0].node_id
+    world.work(first)
+    world.workers[first].node = replace(world.workers[first].node, drain="cordon")
+    assert {held.draining for held in world.evaluate().deployments["a"].held} == {False}
+
+
+def test_a_node_that_comes_back_in_time_takes_its_replica_back() -> None:
+    world = _world(nodes=2, replicas=2, gib=12)
+    leaving = world.plan.deployments["a"].target[0].node_id
+    world.cut(leaving)
+    for _ in range(5):
+        world.evaluate(40)
+    assert world.plan.deployments["a"].unplaced == 1
+    world.heal(leaving)
+    placed = world.evaluate().deployments["a"]
+    assert {(place.slot, place.node_id) for place in placed.target} >= {(0, leaving)}
+    assert (placed.rollout.phase, placed.held) == ("stable", ())
