@@ -1,8 +1,10 @@
-"""schemathesis over both HTTP APIs: no 500, every answer as the description says. Few examples, from a fixed seed."""
+"""schemathesis over both HTTP APIs, every route: no 500, every answer as the description says, for requests as described, for those that are
+not, and without credentials. Few examples, from a fixed seed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +12,17 @@ from pathlib import Path
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
+from sbctl.runtime.admin_routes import ROUTES
 from sbctl.runtime.openapi import openapi_document
 from tests.attacks.test_http_attacks import BASIC, Target
 
 SCHEMA = schemathesis.openapi.from_dict(openapi_document())
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
+METHODS = {"get", "put", "post", "delete", "patch", "head", "options"}
 CHECKED = CHECKS.get_by_names(
     ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 )
@@ -65,16 +71,40 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield served
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
-def test_G24_no_500_and_every_answer_in_its_schema(target: Target, operation: schemathesis.APIOperation) -> None:
+def knock(target: Target, operation: schemathesis.APIOperation, mode: GenerationMode, admin: dict[str, str]) -> None:
     tags = operation.definition.raw["tags"]
 
     @BOUNDS
-    @given(case=operation.as_strategy())
-    def knock(case: schemathesis.Case) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def asked(case: schemathesis.Case) -> None:
         for tag in tags:
-            port, headers = (target.admin_port, {"Authorization": BASIC}) if tag == "admin" else (target.data_port, {})
+            port, headers = (target.admin_port, admin) if tag == "admin" else (target.data_port, {})
             response = case.call(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30)
             case.validate_response(response, checks=list(CHECKED))
 
-    knock()
+    asked()
+
+
+def test_every_route_of_the_description_is_knocked_at() -> None:
+    described = {
+        f"{method.upper()} {path}"
+        for path, methods in openapi_document()["paths"].items()
+        for method in methods
+        if method in METHODS
+    }
+    assert {operation.label for operation in OPERATIONS} == described
+    assert {route.path for route in ROUTES} <= set(openapi_document()["paths"])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
+def test_G24_no_500_and_every_answer_in_its_schema(target: Target, operation: schemathesis.APIOperation) -> None:
+    knock(target, operation, GenerationMode.POSITIVE, {"Authorization": BASIC})
+    knock(target, operation, GenerationMode.POSITIVE, {})
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
+def test_G24_what_is_not_as_described_is_refused_as_described(
+    target: Target, operation: schemathesis.APIOperation
+) -> None:
+    with contextlib.suppress(Unsatisfiable):  # a route that takes nothing can be asked nothing wrong
+        knock(target, operation, GenerationMode.NEGATIVE, {"Authorization": BASIC})
