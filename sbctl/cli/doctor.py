@@ -21,6 +21,7 @@ from sbctl.base.display import format_bytes
 from sbctl.base.errors import EngineError, ExitCode, SbctlError
 from sbctl.base.limits import CONNECT_MAX_PARALLEL, GIB, MIB, SNAPSHOT_DEADLINE_S
 from sbctl.catalog.loader import builtin_catalog
+from sbctl.cli.egress_checks import egress_checks
 from sbctl.cli.fitness import (
     certificate_checks,
     clock_check,
@@ -141,6 +142,8 @@ def examine(file: Path | None) -> Report:
                 )
                 needs.extend(_needs(host, snapshot, fits))
                 budgets.update(budget_check(host, snapshot))
+        if config is not None:
+            checks.extend(egress_checks(config, fleet, workspace.environ))
         return Report(tuple(checks), hosts, tuple(needs), models, machine, budgets)
 
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.scrypt import SCRYPT_PATTERN
+from sbctl.node.egress_messages import EgressCheck
 from sbctl.node.identity_messages import (
     CertificateInstall,
     CertificateRemove,
@@ -36,6 +37,7 @@ from sbctl.node.identity_messages import (
 )
 from sbctl.node.params import DIGEST_PATTERN, Params
 from sbctl.node.records import EVENTS_MAX, LINES_MAX
+from sbctl.node.store_messages import StoreInstall, StoreRemove
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -83,6 +85,8 @@ class Method(StrEnum):
     CERTIFICATE_REQUEST = "certificate.request"
     CERTIFICATE_INSTALL = "certificate.install"
     CERTIFICATE_REMOVE = "certificate.remove"
+    STORE_INSTALL = "store.install"
+    STORE_REMOVE = "store.remove"
     ENROLLMENT_REQUEST = "enrollment.request"
     ENROLLMENT_INSTALL = "enrollment.install"
     ENROLLMENT_REMOVE = "enrollment.remove"
@@ -108,6 +112,7 @@ class Method(StrEnum):
     LOGS_READ = "logs.read"
     EVENTS_READ = "events.read"
     AUDIT_VERIFY = "audit.verify"
+    EGRESS_CHECK = "egress.check"
 
 
 class HostMark(Params):
@@ -424,6 +429,8 @@ class AuditVerify(Params):
 PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.HOST_MARK: HostMark,
     Method.HOST_UNMARK: HostUnmark,
+    Method.STORE_INSTALL: StoreInstall,
+    Method.STORE_REMOVE: StoreRemove,
     Method.ENROLLMENT_REQUEST: EnrollmentRequest,
     Method.ENROLLMENT_INSTALL: EnrollmentInstall,
     Method.ENROLLMENT_REMOVE: EnrollmentRemove,
@@ -442,6 +449,7 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.ENGINE_REMOVE: EngineRemove,
     Method.ARTIFACT_PULL: ArtifactPull,
     Method.ARTIFACT_IMPORT: ArtifactImport,
+    Method.EGRESS_CHECK: EgressCheck,
     Method.ARTIFACT_REMOVE: ArtifactRemove,
     Method.ARTIFACT_LIST: ArtifactList,
     Method.ARTIFACT_VERIFY: ArtifactVerify,

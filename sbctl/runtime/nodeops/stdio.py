@@ -41,6 +41,8 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.CERTIFICATE_REQUEST: ("certificate_ops", "request_certificate"),
     Method.CERTIFICATE_INSTALL: ("certificate_ops", "install_certificate"),
     Method.CERTIFICATE_REMOVE: ("certificate_ops", "remove_certificate"),
+    Method.STORE_INSTALL: ("store_ops", "install_store"),
+    Method.STORE_REMOVE: ("store_ops", "remove_store"),
     Method.ENROLLMENT_REQUEST: ("enrollment_ops", "request_delegation"),
     Method.ENROLLMENT_INSTALL: ("enrollment_ops", "install_enrollment"),
     Method.ENROLLMENT_REMOVE: ("enrollment_ops", "remove_enrollment"),
@@ -67,6 +69,7 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.LOGS_READ: ("reading_ops", "read_logs"),
     Method.EVENTS_READ: ("reading_ops", "read_events"),
     Method.AUDIT_VERIFY: ("reading_ops", "verify_audit"),
+    Method.EGRESS_CHECK: ("egress_ops", "check_egress"),
 }
 """Module of this package and function, imported when first asked for: a plan needs the snapshot only, from every host.
 
