@@ -140,6 +140,27 @@ class EnrollmentState(_Fact):
     running: bool | None = None
 
 
+class StoreState(_Fact):
+    """The cluster's store as it is installed and as its server says. `up_to_date`: it runs with what was installed last. `whole`: it is an
+    up-to-date member of a group with a leader; `problem`: why not."""
+
+    content_sha256: str = Field(default="", max_length=64)
+    unit_sha256: str | None = Field(default=None, max_length=64)
+    version: str = Field(default="", max_length=64)
+    running: bool = False
+    up_to_date: bool = False
+    whole: bool = False
+    leader: str | None = Field(default=None, max_length=128)
+    problem: str | None = Field(default=None, max_length=512)
+
+
+class StoreProgramFact(_Fact):
+    """A nats-server that the host has of its own."""
+
+    path: str = Field(max_length=4096)
+    version: str = Field(default="", max_length=64)
+
+
 class DrainState(_Fact):
     """The host was taken out of service. `persistent`: by an operator, until he takes it back; else by an apply that is at work."""
 
@@ -296,3 +317,5 @@ class NodeSnapshot(_Fact):
     """What engines took here, as the runtime saw it."""
     certificate: CertificateState | None = None
     enrollment: EnrollmentState | None = None
+    store: StoreState | None = None
+    store_program: StoreProgramFact | None = None

@@ -24,6 +24,12 @@ def _supervise(argv: list[str]) -> int:
     return run_supervise(argv)
 
 
+def _store(argv: list[str]) -> int:
+    from sbctl.runtime.store_exec import run_store
+
+    return run_store(argv)
+
+
 def _node(argv: list[str]) -> int:
     from sbctl.base.process import begin_short_process
 
@@ -102,7 +108,8 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "identity": (_identity, "take an enrolled directory into use as this node's identity"),
     "renew": (_renew, "ask for the next identity of a host that enrolled, when it is due"),
     "public-tls": (_public_tls, "take the API's certificate, as somebody else keeps it on this host, into use"),
-    "supervise": (_supervise, "keep `serve` running where no systemd does"),
+    "supervise": (_supervise, "keep `serve`, or with --store the store, running where no systemd does"),
+    "store": (_store, "become the store's server, as a child of its supervisor"),
 }
 
 

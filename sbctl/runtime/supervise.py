@@ -1,8 +1,10 @@
-"""A small parent that keeps `serve` running where no systemd does. Nothing of it survives a reboot.
+"""A small parent that keeps `serve` running where no systemd does, and another one for the cluster's store. Nothing of them survives a reboot.
 
     sbctl-runtime supervise      forks into the background, exits 0 once the pid file is written
       └─ supervisor              its own session; <state>/supervisor.lock held; log in <state>/logs/runtime.log, at most 3 x 8 MiB
            └─ serve              restarted after 1 s, doubled, at most 60 s; SIGTERM is passed on, then the supervisor exits
+
+    sbctl-runtime supervise --store     the same for `sbctl-runtime store`, which becomes the store's server
 
 `serve` asks the kernel for SIGTERM when its supervisor dies, so a killed supervisor leaves nothing running. Where `<prefix>/owner.lock` is, the
 supervisor ends when nobody holds it: a `sbctl run` that was killed takes its runtime with it.
@@ -20,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -33,6 +36,9 @@ from sbctl.node.paths import OWNER_LOCK, PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.runtime.processes import ProcessIdentity, own_identity, process_identity, signal_process
 
 __all__ = [
+    "RUNTIME",
+    "STORE",
+    "Supervised",
     "die_with_supervisor",
     "passed_environment",
     "run_supervise",
@@ -40,6 +46,21 @@ __all__ = [
     "stop_supervised",
     "supervisor_of",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """What one supervisor keeps running. `name` is that of its files, `command` that of its child, `held` a lock that its child holds."""
+
+    name: str
+    command: str
+    log: str
+    option: tuple[str, ...] = ()
+    held: str | None = None
+
+
+RUNTIME: Final = Supervised("supervisor", "serve", "runtime.log", held="serve.lock")
+STORE: Final = Supervised("store-supervisor", "store", "store.log", option=("--store",))
 
 _SUPERVISED_VARIABLE: Final = "SBCTL_SUPERVISOR_PID"
 _LOG_MAX_BYTES: Final = 8 * MIB
@@ -58,12 +79,12 @@ def passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in _PASSED if name in environ}
 
 
-def _pid_path(paths: NodePaths) -> Path:
-    return paths.state / "supervisor.json"
+def _pid_path(paths: NodePaths, what: Supervised) -> Path:
+    return paths.state / f"{what.name}.json"
 
 
-def _lock_path(paths: NodePaths) -> Path:
-    return paths.state / "supervisor.lock"
+def _lock_path(paths: NodePaths, what: Supervised) -> Path:
+    return paths.state / f"{what.name}.lock"
 
 
 def die_with_supervisor() -> None:
@@ -80,14 +101,15 @@ def die_with_supervisor() -> None:
 class _Supervisor:
     """The loop. Everything in it is synchronous: it waits for one child."""
 
-    def __init__(self, paths: NodePaths) -> None:
+    def __init__(self, paths: NodePaths, what: Supervised) -> None:
         import logging.handlers
 
         self._paths = paths
+        self._what = what
         self._child: subprocess.Popen[str] | None = None
         self._stopping = False
         handler = logging.handlers.RotatingFileHandler(
-            paths.logs / "runtime.log", maxBytes=_LOG_MAX_BYTES, backupCount=_LOG_FILES, encoding="utf-8"
+            paths.logs / what.log, maxBytes=_LOG_MAX_BYTES, backupCount=_LOG_FILES, encoding="utf-8"
         )
         handler.setFormatter(logging.Formatter("%(message)s"))
         self._out = logging.getLogger("sbctl-supervisor")
@@ -109,14 +131,14 @@ class _Supervisor:
                 break
             failures = 1 if time.monotonic() - began_s >= _STABLE_AFTER_S else failures + 1
             delay_s = backoff_s(min(failures, 10), random.random())  # noqa: S311 - jitter, not a secret
-            self._say(f"the runtime ended with {returncode}; it starts again in {delay_s:.1f} s")
+            self._say(f"{self._what.command} ended with {returncode}; it starts again in {delay_s:.1f} s")
             self._pause(delay_s)
         return 0
 
     def _run_once(self) -> int:
         env = passed_environment(os.environ)
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-m", "sbctl.runtime.main", "serve"],
+            [sys.executable, "-I", "-m", "sbctl.runtime.main", self._what.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -187,90 +209,97 @@ def _detach() -> bool:
 
 
 def run_supervise(argv: list[str]) -> int:
-    """Go into the background and keep `serve` running; `--foreground` stays. Raises LockedError when one supervises already."""
+    """Go into the background and keep `serve` running, or the store; `--foreground` stays. Raises LockedError when one supervises already."""
     os.umask(0o077)
+    what = STORE if "--store" in argv else RUNTIME
     paths = node_paths(os.getuid(), os.environ)
     ensure_directory(paths.state)
     ensure_directory(paths.logs)
-    lock = FileLock(_lock_path(paths))
+    lock = FileLock(_lock_path(paths, what))
     if not lock.try_acquire():
         raise LockedError("runtime.already_supervised", "a supervisor runs already", place=str(paths.state))
     if "--foreground" not in argv:
         lock.release()
         if not _detach():
-            return _await_start(paths)
-        lock = FileLock(_lock_path(paths))
+            return _await_start(paths, what)
+        lock = FileLock(_lock_path(paths, what))
         if not lock.try_acquire():
             os._exit(1)
     me = own_identity()
-    write_atomic(_pid_path(paths), json.dumps({"pid": me.pid, "start_ticks": me.start_ticks}).encode())
+    write_atomic(_pid_path(paths, what), json.dumps({"pid": me.pid, "start_ticks": me.start_ticks}).encode())
     try:
-        status = _Supervisor(paths).run()
+        status = _Supervisor(paths, what).run()
     finally:
-        remove_file(_pid_path(paths))
+        remove_file(_pid_path(paths, what))
         lock.release()
     if "--foreground" not in argv:
         os._exit(status)
     return status
 
 
-def supervisor_of(paths: NodePaths) -> ProcessIdentity | None:
+def supervisor_of(paths: NodePaths, what: Supervised = RUNTIME) -> ProcessIdentity | None:
     """The live supervisor of a node, by pid and start time; None when there is none."""
     with contextlib.suppress(SbctlError, ValueError, KeyError, TypeError):
-        written = json.loads(read_bounded(_pid_path(paths), max_bytes=4096))
+        written = json.loads(read_bounded(_pid_path(paths, what), max_bytes=4096))
         found = ProcessIdentity(int(written["pid"]), int(written["start_ticks"]))
         return found if process_identity(found.pid) == found else None
     return None
 
 
-def _await_start(paths: NodePaths) -> int:
+def _await_start(paths: NodePaths, what: Supervised) -> int:
     deadline_s = time.monotonic() + _START_DEADLINE_S
     while time.monotonic() < deadline_s:
-        if supervisor_of(paths) is not None:
+        if supervisor_of(paths, what) is not None:
             return 0
         time.sleep(_POLL_S)
     raise HostError("runtime.supervisor_failed", "the supervisor did not start", place=str(paths.logs))
 
 
-def start_supervised(paths: NodePaths, version_dir: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """Start the supervisor of an installed version; at once when one runs. Returns its pid. Raises HostError `runtime.supervisor_failed`."""
-    running = supervisor_of(paths)
+def start_supervised(
+    paths: NodePaths, python: Path, environ: Mapping[str, str] = os.environ, what: Supervised = RUNTIME
+) -> int:
+    """Start a supervisor with the interpreter of an installed version; at once when one runs. Returns its pid.
+
+    Raises HostError `runtime.supervisor_failed`.
+    """
+    running = supervisor_of(paths, what)
     if running is None:
         env = passed_environment(environ)
-        argv = [str(version_dir / "bin" / "python"), "-I", "-m", "sbctl.runtime.main", "supervise"]
+        argv = [str(python), "-I", "-m", "sbctl.runtime.main", "supervise", *what.option]
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, env=env, cwd="/", timeout=60, check=False
         )
-        running = supervisor_of(paths)
+        running = supervisor_of(paths, what)
         if done.returncode or running is None:
             said = done.stderr.decode("utf-8", "replace").strip()[-300:]
             raise HostError("runtime.supervisor_failed", f"the supervisor did not start: {said or 'it said nothing'}")
     return running.pid
 
 
-def stop_supervised(paths: NodePaths, *, deadline_s: float = 45.0) -> bool:
-    """Stop the supervisor and its runtime; False when none ran. After the deadline it is killed, and the runtime with it.
+def stop_supervised(paths: NodePaths, *, deadline_s: float = 45.0, what: Supervised = RUNTIME) -> bool:
+    """Stop a supervisor and its child; False when none ran. After the deadline it is killed, and the child with it.
 
     Returns only when the state directory is free. Raises HostError `runtime.not_stopped`.
     """
-    running = supervisor_of(paths)
+    running = supervisor_of(paths, what)
     if running is None:
         return False
     signal_process(running, signal.SIGTERM)
     end_s = time.monotonic() + deadline_s
-    while not _is_free(paths):
+    while not _is_free(paths, what):
         if time.monotonic() > end_s + _KILL_WAIT_S:
-            raise HostError("runtime.not_stopped", "the runtime does not end", place=f"pid {running.pid}")
+            raise HostError("runtime.not_stopped", f"{what.command} does not end", place=f"pid {running.pid}")
         if time.monotonic() > end_s:
             signal_process(running, signal.SIGKILL)
         time.sleep(_POLL_S)
-    remove_file(_pid_path(paths))
+    remove_file(_pid_path(paths, what))
     return True
 
 
-def _is_free(paths: NodePaths) -> bool:
-    """Whether neither a supervisor nor a runtime holds its lock."""
-    for path in (_lock_path(paths), paths.state / "serve.lock"):
+def _is_free(paths: NodePaths, what: Supervised) -> bool:
+    """Whether neither a supervisor nor its child holds its lock."""
+    held = () if what.held is None else (paths.state / what.held,)
+    for path in (_lock_path(paths, what), *held):
         lock = FileLock(path)
         if not lock.try_acquire():
             return False

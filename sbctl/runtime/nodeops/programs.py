@@ -12,10 +12,10 @@ from sbctl.base.display import display_safe
 from sbctl.base.errors import HostError
 from sbctl.base.secret import redact
 
-__all__ = ["Finished", "run_program"]
+__all__ = ["SYSTEM_PATH", "Finished", "run_program"]
 
 _OUTPUT_MAX_BYTES: Final = 256 * 1024
-_SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def run_program(
     argv: Sequence[str], *, deadline_s: float, environ: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Finished:
     """Run to the end whatever the status. Raises HostError `host.program_missing`, `host.program_timeout`."""
-    env = {"PATH": _SYSTEM_PATH, "LANG": "C.UTF-8", **(environ or {})}
+    env = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", **(environ or {})}
     try:
         done = subprocess.run(
             list(argv),

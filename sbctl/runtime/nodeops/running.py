@@ -141,7 +141,7 @@ class LocalRuntime:
             return
         if supervisor_of(self.paths) is not None and restart:
             stop_supervised(self.paths)
-        start_supervised(self.paths, self.paths.version(version), self.environ)
+        start_supervised(self.paths, self.paths.version(version) / "bin" / "python", self.environ)
 
     def _run_under_systemd(self, systemd: Systemd, *, restart: bool, rebind: bool) -> None:
         if supervisor_of(self.paths) is not None:

@@ -25,6 +25,7 @@ from sbctl.runtime.nodeops.launcher_units import remove_launcher
 from sbctl.runtime.nodeops.runtime_ops import refuse_other_lineage, refuse_started_by_hand
 from sbctl.runtime.nodeops.side_units import RENEWAL_UNITS, remove_units
 from sbctl.runtime.nodeops.snapshot import cache_root, host_facts
+from sbctl.runtime.nodeops.store_ops import remove_store_server
 from sbctl.runtime.nodeops.tls_handover import WATCH_UNITS
 from sbctl.runtime.nodeops.units import Systemd, Units, systemd_of
 from sbctl.runtime.nodeops.users import remove_users, take_back_cache
@@ -61,6 +62,8 @@ def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any
             remove_launcher(paths)
             remove_units(systemd, (*RENEWAL_UNITS, *WATCH_UNITS))
             remove_server(context)
+        remove_store_server(context)
+        if systemd is not None and systemd.kind == "system":
             take_back_cache(cache)
         if systemd is not None and units:
             _remove_units(systemd, units)

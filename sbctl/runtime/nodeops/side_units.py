@@ -3,6 +3,7 @@
     sbctl-identity-renewal.{service,timer}   a host that enrolled asks for its next identity
     sbctl-public-tls.{path,timer,service}    files of somebody else, with the API's certificate and key, are looked at when they change
     sbctl-enrollment.service                 the enrollment server of an authority's host
+    sbctl-store.service                      the cluster's store on an authority's host
 
 Like the runtime's, they hold no timestamp, so an unchanged one is not touched.
 """
@@ -23,6 +24,7 @@ from sbctl.runtime.nodeops.units import Systemd, Units, unit_value
 __all__ = [
     "ENROLLMENT_UNIT",
     "RENEWAL_UNITS",
+    "STORE_UNIT",
     "SYSTEM",
     "install_units",
     "installed_units",
@@ -33,6 +35,7 @@ __all__ = [
 
 SYSTEM: Final = Systemd("system", Path("/etc/systemd/system"), {})
 ENROLLMENT_UNIT: Final = "sbctl-enrollment.service"
+STORE_UNIT: Final = "sbctl-store.service"
 RENEWAL_UNITS: Final = ("sbctl-identity-renewal.timer", "sbctl-identity-renewal.service")
 _RUNNING: Final = Path("/run/systemd/system")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,8 +25,10 @@ from sbctl.node.machine import filesystem_of
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 from sbctl.node.snapshot import BundleState, DeploymentState, NodeSnapshot
+from sbctl.node.store_server import PROGRAM_NAME
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
+from sbctl.runtime.nodeops.programs import SYSTEM_PATH
 from sbctl.runtime.nodeops.units import UNIT_NAME, Systemd, Units, systemd_of, units_digest
 from sbctl.runtime.observed_memory import observed_memory
 from sbctl.runtime.public_tls_files import installed_fingerprint
@@ -101,6 +104,8 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "bundle": _one(BundleState, status.get("bundle")),
         "certificate": _certificate(context, status),
         "enrollment": _enrollment(context),
+        "store": _store(context),
+        "store_program": _store_program(),
         "deployments": [
             _with_memory(state)
             for state in (_one(DeploymentState, raw) for raw in _list(status.get("deployments")))
@@ -226,6 +231,25 @@ def _enrollment(context: NodeContext) -> dict[str, Any] | None:
     from sbctl.runtime.nodeops.enrollment_ops import enrollment_state
 
     return enrollment_state(context)
+
+
+def _store(context: NodeContext) -> dict[str, Any] | None:
+    """What is installed; only where something is, its module is loaded."""
+    if not (context.paths.etc / "store").is_dir():
+        return None
+    from sbctl.runtime.nodeops.store_ops import store_state
+
+    return store_state(context)
+
+
+def _store_program() -> dict[str, str] | None:
+    """Only a host that has one is asked for its version."""
+    if shutil.which(PROGRAM_NAME, path=SYSTEM_PATH) is None:
+        return None
+    from sbctl.runtime.nodeops.store_program import program_on_path
+
+    found = program_on_path()
+    return None if found is None else {"path": str(found.path), "version": found.version}
 
 
 def _engines(context: NodeContext) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ ENGINE_USER: Final = "sbctl-engine"
 _COMMENTS: Final = {RUNTIME_USER: "sbctl runtime", ENGINE_USER: "sbctl engines"}
 _NO_LOGIN: Final = ("/usr/sbin/nologin", "/sbin/nologin", "/usr/bin/nologin", "/bin/false", "/usr/bin/false")
 _DEADLINE_S: Final = 60.0
-_ROOTS_OWN: Final = frozenset({"secrets", "enrollment", "activation", "activation.lock", "marker.lock"})
+_ROOTS_OWN: Final = frozenset({"secrets", "enrollment", "store", "activation", "activation.lock", "marker.lock"})
 """In the configuration directory, for root alone: systemd hands secrets to the runtime as credentials."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
