@@ -6,6 +6,7 @@ The disks are those of `power_cut`: only what was synced is left, or all names w
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import itertools
 import random
@@ -24,6 +25,7 @@ from sbctl.artifacts.partial import Partial, Validator
 from sbctl.artifacts.pull import pull
 from sbctl.base import fs
 from sbctl.base.limits import CLAIM_STALE_S
+from sbctl.runtime import audit, store
 from tests.simulators.artifact_samples import write_sources
 from tests.simulators.power_cut import CutPoint, PowerCut
 from tests.simulators.runtime_life import SCRIPT, golden, live, seen
@@ -46,7 +48,12 @@ def different(points: list[CutPoint]) -> list[CutPoint]:
 
 
 @pytest.mark.skipif(not is_possible(), reason="optional: this Python brings a SQLite of its own")
-def test_F13_after_a_power_cut_a_runtime_finds_all_that_it_acknowledged(root: Path) -> None:
+@pytest.mark.parametrize("kept", [audit.ENTRIES_KEPT, 4], ids=["a whole audit", "an audit that is trimmed"])
+def test_F13_after_a_power_cut_a_runtime_finds_all_that_it_acknowledged(
+    root: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(store, "append_audit", functools.partial(audit.append_audit, keep=kept))
+    monkeypatch.setattr(audit, "_TRIMMED_AT_ONCE", 3)
     trace = golden(root / "golden")
     assert sum(before != after for before, after in itertools.pairwise(trace)) >= len(SCRIPT) - 3
     node = root / "node"

@@ -17,7 +17,7 @@ from tests.simulators.state_world import fast_directory
 
 SEED = fresh_seed()
 FIRST, STRIDE = every_nth()
-SAMPLED = 6
+SAMPLED = 4
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 

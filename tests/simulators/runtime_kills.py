@@ -38,11 +38,11 @@ from tests.simulators.runtime_world import (
 __all__ = ["OPERATIONS", "Operation", "RuntimeKills", "runtime_kills"]
 
 Operation = Literal[
-    "start", "warm", "rolling", "recreate", "remove", "cold", "put", "pull", "load", "evict", "stop", "clear"
+    "start", "warm", "rolling", "recreate", "remove", "cold", "put", "pull", "delete", "load", "evict", "stop", "clear"
 ]
 OPERATIONS: Final[dict[Operation, int]] = {
     "start": 28, "warm": 40, "rolling": 48, "recreate": 52, "remove": 29, "cold": 23,
-    "put": 60, "pull": 60, "load": 30, "evict": 22, "stop": 28, "clear": 12,
+    "put": 60, "pull": 60, "delete": 18, "load": 30, "evict": 22, "stop": 28, "clear": 12,
 }  # fmt: skip
 """With how many boundaries each has at least."""
 
@@ -71,6 +71,8 @@ class Told:
     jobs: dict[str, str] = field(default_factory=dict)
     """Id → the state that was seen last."""
     fetched: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    """Artifacts that are in the cache, and those that are not."""
     audit: tuple[int, str] | None = None
 
 
@@ -184,6 +186,10 @@ class RuntimeKills:
             self._job("load" if operation == "evict" else "evict")
         elif operation == "put":
             self._replace({"q": {}})
+        elif operation == "delete":
+            self.bring("pull")
+            self.do_pull()
+            self._apply(base)
         elif self.deployments != base or self.told.cleared or self.told.stopped:
             self._apply(base)
 
@@ -263,6 +269,14 @@ class RuntimeKills:
         self._job("pull")
         self.told.fetched.add(self.facts[-1].artifact)
 
+    def do_delete(self) -> None:
+        """What is gone already is gone."""
+        artifact = self.facts[-1].artifact
+        self.told.fetched.discard(artifact)
+        status, answer = self.runtime.admin("DELETE", f"/admin/model-host/artifacts/{artifact}")
+        assert status in (200, 404), answer
+        self.told.deleted.add(artifact)
+
     def _job(self, action: str) -> None:
         """To its end, which must be a good one."""
         status, answer = self.runtime.admin("POST", f"/admin/model-host/{action}", {"deployment": "c"})
@@ -334,6 +348,7 @@ class RuntimeKills:
         snapshots = self.paths.models / "snapshots"
         for facts in self.facts:
             folder = snapshots / facts.artifact
+            assert not (facts.artifact in self.told.deleted and folder.exists()), "weights that were removed are back"
             if not folder.exists():
                 assert facts.artifact not in self.told.fetched, "weights that were fetched are gone"
                 continue
