@@ -74,11 +74,17 @@ def markers_in(file: str) -> dict[str, frozenset[str]]:
     of_file = frozenset(
         _marks(node.value for node in tree.body if isinstance(node, ast.Assign) and _is_pytestmark(node))
     )
-    found: dict[str, frozenset[str]] = {}
+    found = dict(_found(tree.body, "", of_file))
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            found[node.name] = of_file.union(_marks(node.decorator_list))
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            found.update(_found(node.body, f"{node.name}::", of_file.union(_marks(node.decorator_list))))
     return found
+
+
+def _found(body: list[ast.stmt], within: str, marks: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield f"{within}{node.name}", marks.union(_marks(node.decorator_list))
 
 
 def _is_pytestmark(node: ast.Assign) -> bool:
