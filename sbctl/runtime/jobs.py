@@ -150,7 +150,7 @@ class Jobs:
         try:
             result = await work(lambda done, total, note: self._progress(live, done, total, note))
         except BaseException as error:
-            text = f"{error.code}: {error.message}" if isinstance(error, SbctlError) else "the runtime is stopping"
+            text = _sentence(error) if isinstance(error, SbctlError) else "the runtime is stopping"
             if not isinstance(error, (SbctlError, asyncio.CancelledError)):
                 text = f"the runtime failed unexpectedly: {type(error).__name__}"
             await self._end(live, "failed", display_safe(redact(text), max_chars=_ERROR_MAX_CHARS))
@@ -197,6 +197,11 @@ class Jobs:
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
+
+
+def _sentence(error: SbctlError) -> str:
+    """What went wrong, and what helps."""
+    return f"{error.code}: {error.message}" + (f"; {error.next_step}" if error.next_step else "")
 
 
 def job_document(row: JobRow) -> dict[str, Any]:
