@@ -486,6 +486,22 @@ async def test_speech_and_transcriptions_are_relayed_as_bytes(make: Any) -> None
     assert b'name="model"\r\n\r\nq\r\n' in world.engines[0].bodies[0]
 
 
+async def test_images_come_back_as_one_document(make: Any) -> None:
+    document = b'{"created": 1, "data": [{"b64_json": "iVBORw0KGgo="}]}'
+
+    async def play(_reader: Any, writer: asyncio.StreamWriter, body: bytes) -> None:
+        assert json.loads(body) == {"model": "q", "prompt": "a cat", "n": 1}
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(document) + document)
+
+    world = await make(1, "image")
+    world.engines[0].play = play
+    answer = await world.ask(post("/v1/images/generations", model="public", prompt="a cat", n=1))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"b64_json": "iVBORw0KGgo="' in answer
+    world = await make(1, "chat")
+    assert b"modality_mismatch" in await world.ask(post("/v1/images/generations", model="public", prompt="a cat"))
+
+
 async def test_37_the_engine_counts_a_prompt_that_may_be_too_long_before_it_queues(make: Any) -> None:
     world = await make()
     held = [await world.gate.acquire("standard") for _ in range(4)]
