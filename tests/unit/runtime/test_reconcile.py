@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.base.clock import SYSTEM_CLOCK, rfc3339
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.reconcile import Reconciler
@@ -242,7 +243,8 @@ def test_an_accepted_bundle_is_served_by_the_next_process(tmp_path: Path, make_m
     async def refused_then_accepted(node: _Node) -> None:
         assert await outcome_of(node.apply(content({}), 3)) == "bundle.revision_conflict"
         desired = content({"q": make_member(), "off": make_member(), "cold": make_member(warm=False, pull="on_demand")})
-        await node.reconciler.apply_bundle(operator.bundle(desired, 3, expires_at="2099-01-01T00:00:00Z"), None, quiet)
+        tomorrow = rfc3339(SYSTEM_CLOCK.now() + timedelta(days=1))
+        await node.reconciler.apply_bundle(operator.bundle(desired, 3, expires_at=tomorrow), None, quiet)
         await node.reconciler.act("off", "stop")
 
     async def second(node: _Node) -> None:
