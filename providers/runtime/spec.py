@@ -20,6 +20,9 @@ __all__ = ["certificate_fields", "desired", "fields_for_reader", "restored", "ru
 _IDENTITY = ("schema_version", "lineage", "host")
 """Fields of the configuration that are the host's own and never differ between two versions of a spec."""
 
+_UNSAID = ("admin_tls", "admin_allow_ips")
+"""Fields that are not there where sb.yml says nothing, so what an earlier sbctl recorded without them differs in nothing."""
+
 
 def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
     """What the host's `runtime.json` will say, in full: a field that sb.yml leaves out has its default written out."""
@@ -114,6 +117,9 @@ def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
     password = spec["admin_password"]
     python = standalone_label(spec.get("standalone"))
     certificate = certificate_fields(spec)
+    for name in _UNSAID:
+        if not fields.get(name):
+            fields.pop(name, None)
     fields.pop("egress", None)
     fields.pop("provider_keys", None)
     return {

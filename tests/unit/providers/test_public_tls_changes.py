@@ -115,3 +115,15 @@ def test_files_on_the_host_are_not_sent_and_their_renewal_is_no_change(world: Pr
     world.apply()
     world.host().public_certificate = "1" * 64
     assert world.settled()
+
+
+def test_an_admin_api_gets_tls_by_a_breaking_restart_and_says_nothing_of_it_before(world: ProviderWorld) -> None:
+    plain = QUICKSTART.replace("  model_host:\n", "  admin: {enabled: true}\n  model_host:\n")
+    world.configure(plain)
+    assert not any(leaf.path.startswith(("admin_tls", "admin_allow_ips")) for leaf in change_of(world).leaves)
+    world.apply()
+    world.configure(plain.replace("{enabled: true}", "{enabled: true, tls: {cert: ./chain.pem, key: ./key.pem}}"))
+    change = change_of(world)
+    assert change.blast_radius is BlastRadius.BREAKING
+    assert methods(change) == ["runtime.certificate", "runtime.activate"]
+    assert world.apply().status == "applied"
