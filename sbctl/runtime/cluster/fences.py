@@ -24,13 +24,13 @@ from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import RefusedError, SbctlError, StateError
 from sbctl.base.limits import BUNDLE_MAX_BYTES, ENROLLED_HOURS_MAX
-from sbctl.trust.bundle import DeploymentMember
+from sbctl.trust.bundle import DeploymentMember, TrustSet
 from sbctl.trust.cluster_bundle import ClusterBundlePayload, VerifiedClusterBundle, replica_digest
 from sbctl.trust.cluster_fences import LeaseFence
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.identity import HighWater
 from sbctl.trust.peer_documents import PeerMark
-from sbctl.trust.verifier import Fence, parse_payload
+from sbctl.trust.verifier import Fence, parse_payload, parse_trust
 
 __all__ = ["PEERS_MAX", "ClusterFences", "Fenced", "KeptBundle"]
 
@@ -50,6 +50,7 @@ _SCHEMA: Final = (
     "INSERT INTO heard VALUES (1, 0, NULL)",
     """CREATE TABLE bundle (only INTEGER PRIMARY KEY CHECK (only = 1), key_epoch INTEGER NOT NULL, revision INTEGER NOT NULL,
                           content_digest TEXT NOT NULL, signer TEXT NOT NULL, envelope TEXT NOT NULL, envelope_sha256 TEXT NOT NULL) STRICT""",
+    """CREATE TABLE signers (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL, document_sha256 TEXT NOT NULL) STRICT""",
     "CREATE TABLE member (digest TEXT PRIMARY KEY, document TEXT NOT NULL, used INTEGER NOT NULL) STRICT",
 )
 _MEMBERS_KEPT: Final = 1024
@@ -235,6 +236,21 @@ class ClusterFences:
             raise self._damaged("the accepted bundle does not have its digest")
         _type, raw, _keyids = unverified_payload(envelope, max_bytes=BUNDLE_MAX_BYTES)
         return KeptBundle(parse_payload(raw, ClusterBundlePayload), signer, envelope)
+
+    def keep_signers(self, trust: TrustSet) -> None:
+        """A signer set that was verified. Raises SbctlError `cluster.state_not_written`."""
+        document = trust.model_dump_json()
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO signers VALUES (1, ?, ?)", (document, sha256_bytes(document.encode())))
+
+    def signers(self) -> TrustSet | None:
+        """The set that was kept. Raises StateError `cluster.state_damaged`."""
+        row = self._row("SELECT document, document_sha256 FROM signers")
+        if row is None:
+            return None
+        if sha256_bytes(str(row[0]).encode()) != row[1]:
+            raise self._damaged("the signer set does not have its digest")
+        return parse_trust(str(row[0]).encode())
 
     def remember(self, members: Mapping[str, DeploymentMember]) -> None:
         """Members that begin to run here, by `replica_digest`. The newest 1,024 are kept. Raises SbctlError `cluster.state_not_written`."""

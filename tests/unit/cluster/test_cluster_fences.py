@@ -68,7 +68,7 @@ def test_what_was_kept_is_there_after_a_restart(root: Path) -> None:
     assert again.authority_heard_at() == NOW
 
 
-def test_the_bundle_is_served_after_a_restart_without_a_store(root: Path) -> None:
+def test_C6_C11_bundle_and_fence_are_there_after_a_restart_without_a_store(root: Path) -> None:
     text = signed_bundle()
     verified = verify_cluster_bundle(text, trust=TRUST, cluster_id="prod", fence=None, now=NOW)
     first = ClusterFences(root / "cluster.db")
