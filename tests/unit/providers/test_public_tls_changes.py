@@ -126,4 +126,3 @@ def test_an_admin_api_gets_tls_by_a_breaking_restart_and_says_nothing_of_it_befo
     change = change_of(world)
     assert change.blast_radius is BlastRadius.BREAKING
     assert methods(change) == ["runtime.certificate", "runtime.activate"]
-    assert world.apply().status == "applied"
