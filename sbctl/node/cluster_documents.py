@@ -208,12 +208,14 @@ class ReplicaReport(DocumentPart):
 class CapacityReport(DocumentPart):
     """What the node has, not what is free now: placement weighs by it, so that a rank never drifts with load.
 
-    `memory_bytes`: main memory that engines may use; `device_memory_bytes`: of all accelerators together.
+    `memory_bytes`: main memory that engines may use; `device_memory_bytes`: of all accelerators together, as `devices` tell it of each.
+    `max_engines`: engines that the node keeps loaded at a time (`max_resident_models`); None: no bound.
     """
 
     memory_bytes: Count
     device_memory_bytes: Count = 0
     cpu_count: Count = 0
+    max_engines: Annotated[int, Field(ge=0, le=1024)] | None = None
     cache_bytes: Count = 0
     """Of the disk that holds the model cache."""
 

@@ -74,6 +74,7 @@ def node_of(snapshot: NodeSnapshotDocument, *, heard_at_ms: int, exclusion: str 
         exclusion=exclusion or ("authority_stale" if snapshot.authority_stale else ""),
         drain=("evacuate" if EVACUATES in health.reason_codes else "cordon") if health.draining else "",
         memory_bytes=snapshot.capacity.memory_bytes,
+        max_engines=snapshot.capacity.max_engines,
         devices=tuple(Device(d.index, d.accelerator, d.total_memory_bytes, d.name) for d in snapshot.devices),
         engines=tuple(
             EngineOffer(

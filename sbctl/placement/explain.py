@@ -132,6 +132,8 @@ def _by_facts(refusal: Refusal, facts: dict[str, Fact]) -> str:
         )
     if "short_devices" in facts:
         return f"has {facts['has_devices']} devices that are alike and large enough, needs {facts['needed_devices']}"
+    if "short_engines" in facts:
+        return f"keeps {facts['max_engines']} models loaded at most (max_resident_models), and has them"
     free = facts.get("free_bytes", facts.get("has_bytes", 0))
     words = _worded(facts)
     left = "free" if refusal.reason == "no_room" else "in all"

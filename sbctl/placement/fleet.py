@@ -66,7 +66,7 @@ def refused_way(node: Node, demand: DeploymentDemand, way: Way) -> Refusal | Non
 def _refused_devices(node: Node, way: Way) -> Refusal | None:
     if not way.devices:
         return None
-    kind = [device for device in node.devices if device.accelerator == way.accelerator]
+    kind = [device for device in node.devices if device.runs(way)]
     if not kind:
         return Refusal("accelerator_incompatible", way.variant, (("wanted", way.accelerator),))
     if device_groups(node, way):

@@ -53,6 +53,10 @@ class Device:
     total_bytes: int
     name: str = ""
 
+    def runs(self, way: Way) -> bool:
+        """Whether an engine of that kind computes on it: a Vulkan build does on any."""
+        return way.accelerator in (self.accelerator, "vulkan")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOffer:
@@ -101,6 +105,7 @@ class Node:
     exclusion: str = ""
     drain: Literal["", "cordon", "evacuate"] = ""
     memory_bytes: int = 0
+    max_engines: int | None = None
     devices: tuple[Device, ...] = ()
     engines: tuple[EngineOffer, ...] = ()
     ready_artifacts: frozenset[str] = frozenset()

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from sbctl.placement.fleet import Fleet
 from sbctl.placement.model import DeploymentDemand, Held, Place, PlacementPolicy, Way
 from sbctl.placement.rendezvous import Ranking
-from sbctl.placement.room import beyond
+from sbctl.placement.room import Charge, beyond
 from sbctl.placement.spread import Candidate, Spread, evenness
 
 __all__ = ["Placed", "Placing", "Wish"]
@@ -80,7 +80,7 @@ class Placing:
         self._fleet, self._room, self._policy = fleet, fleet.room, policy
         self._index = {name: index for index, name in enumerate(fleet.ids)}
         self._wishes = sorted(wishes, key=_order)
-        self._extra: dict[str, list[Place]] = {}
+        self._extra: dict[str, list[Place | Charge]] = {}
         self.placed: dict[str, Placed] = {}
         self.deferred = 0
         self.unfinished = False
@@ -103,10 +103,11 @@ class Placing:
     def _reserve(self, wish: Wish, targets: Iterable[Place]) -> None:
         """Charge what stands behind the targets of a deployment: all of it, or, where old and new take turns, what it needs beyond them."""
         known = self.placed.get(wish.demand.deployment, Placed([], []))
-        going = [held.place for held in wish.held if held.place not in known.taken_back]
+        places = [held.place for held in wish.held if held.place not in known.taken_back]
+        going: list[Place | Charge] = [*places]
         if wish.is_exclusive:
-            going += known.displaced
-            going = beyond([*going, *beyond(wish.fallback, going)], targets)
+            places += known.displaced
+            going = [*beyond([*places, *beyond(wish.fallback, places)], targets)]
         self._room.force(going)
         self._extra[wish.demand.deployment] = going
 

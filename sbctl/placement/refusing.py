@@ -36,6 +36,9 @@ def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand) -> Refusal | 
 def _no_room(room: Room, node: Node, way: Way) -> Refusal | None:
     if room.devices_for(node.node_id, way) is not None:
         return None
+    if (engines := room.free_engines(node.node_id)) < 1:
+        told = (("place", "engines"), ("max_engines", node.max_engines or 0), ("short_engines", 1 - engines))
+        return Refusal("no_room", way.variant, told)
     host = room.free_host(node.node_id)
     if host < way.host_bytes:
         return Refusal("no_room", way.variant, _short("host", way.host_bytes, host))

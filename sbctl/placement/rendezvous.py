@@ -27,11 +27,7 @@ _SCALE: Final = 2.0**-52
 
 def weight_of(node: Node, way: Way) -> float:
     """Of main memory for a way without devices, else of all devices of its kind together; at least one step."""
-    size = (
-        sum(device.total_bytes for device in node.devices if device.accelerator == way.accelerator)
-        if way.devices
-        else node.memory_bytes
-    )
+    size = sum(device.total_bytes for device in node.devices if device.runs(way)) if way.devices else node.memory_bytes
     return float(max(1, size // _STEP_BYTES))
 
 

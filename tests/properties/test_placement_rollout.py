@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.simulators.placement_world import PlacementWorld, cpu_node, demand_of
 
-NODES = [cpu_node(f"n{number}", memory_gib=10, zone="ab"[number % 2]) for number in range(4)]
+NODES = [
+    replace(cpu_node(f"n{number}", memory_gib=10, zone="ab"[number % 2]), max_engines=(None, 3)[number // 2])
+    for number in range(4)
+]
 
 _EVALUATE = st.tuples(st.just("evaluate"), st.sampled_from((1, 5, 20, 61)), st.booleans())
 _EVACUATE = st.tuples(st.just("evacuate"), st.integers(0, 3), st.booleans())

@@ -220,7 +220,12 @@ class PlacementWorld:
                 device.index: sum(place.device_bytes for place in places if device.index in place.devices)
                 for device in worker.node.devices
             }
-            if host > worker.node.memory_bytes or any(devices[d.index] > d.total_bytes for d in worker.node.devices):
+            most = worker.node.max_engines
+            if (
+                (most is not None and len(places) > most)
+                or host > worker.node.memory_bytes
+                or any(devices[d.index] > d.total_bytes for d in worker.node.devices)
+            ):
                 found.append(name)
         return found
 

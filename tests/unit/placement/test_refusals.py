@@ -114,6 +114,21 @@ def test_room_that_others_take_is_told_apart_from_room_that_was_never_there() ->
     assert refusal_text(refusal) == "v1: needs 10.0 GiB of a device, has 4.0 GiB free: 6.0 GiB short"
 
 
+def test_a_node_keeps_no_more_engines_than_it_says() -> None:
+    nodes = {"n": replace(CPU, max_engines=1)}
+    plan = reconcile(ClusterView(nodes), [replace(SMALL, replicas=2)], PlacementPlan(), now_ms=2, mark=(1, 1))
+    placed = plan.deployments["a"]
+    assert (len(placed.target), placed.unplaced) == (1, 1)
+    assert refusal_text(placed.refusals["n"]) == "v1: keeps 1 models loaded at most (max_resident_models), and has them"
+
+
+@pytest.mark.parametrize(("accelerator", "runs"), [("cuda", True), ("vulkan", True), ("metal", False)])
+def test_a_vulkan_build_runs_on_any_device(accelerator: str, runs: bool) -> None:
+    node = replace(GPU, engines=(EngineOffer("llama_cpp"),))
+    demand = _way(demand_of("a", gib=4, devices=1), accelerator=accelerator)
+    assert (refusals(Fleet(ClusterView({"n": node}), {}), demand) == {}) is runs
+
+
 def test_every_reason_has_a_case() -> None:
     assert {case[0] for case in CASES} | {"no_room"} == set(get_args(RefusalReason))
 
