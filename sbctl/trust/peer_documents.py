@@ -79,6 +79,8 @@ class Peer:
     claims: IdentityClaims
     certificate_sha256: str
     """Hex; equals the digest of the certificate that the same node shows in TLS."""
+    until: datetime
+    """The first end of all that its proof stands on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ class PeerVerifier:
                 detail={"alarm": True},
             )
         digest = sha256_bytes(opened.payload)
-        peer = Peer(claims, good.identity.certificate.fingerprint)
+        peer = Peer(claims, good.identity.certificate.fingerprint, good.identity.until)
         mark = _advanced(marks.get(claims.node_id), document, peer, digest)
         check_moments(kind, document, now)
         return VerifiedDocument(document, peer, digest, mark)

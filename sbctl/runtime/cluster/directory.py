@@ -178,7 +178,11 @@ class Directory:
         known.row = DirectoryRow(node_id, document, verified.peer, now_ms)
         known.text_sha256, known.refusal = digest, ""
         lifetime_ms = document.expires_at_unix_ms - document.published_at_unix_ms
-        known.ends_at_ms = min(now_ms + lifetime_ms, document.expires_at_unix_ms + CLOCK_SKEW_LEEWAY_S * 1000)
+        known.ends_at_ms = min(
+            now_ms + lifetime_ms,
+            document.expires_at_unix_ms + CLOCK_SKEW_LEEWAY_S * 1000,
+            int(verified.peer.until.timestamp() * 1000),
+        )
 
     def _refuse(self, node_id: str, error: SbctlError, digest: str) -> None:
         known = self._entry(node_id)

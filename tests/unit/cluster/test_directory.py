@@ -189,6 +189,15 @@ def test_what_lay_in_the_store_counts_a_minute_beyond_its_end_at_most(world: Wor
     assert world.row().exclusion == "snapshot_expired"
 
 
+def test_D15_a_snapshot_does_not_outlive_the_identity_that_signed_it(world: World) -> None:
+    short = world.cluster.node("gpu-a", "worker", validity=timedelta(hours=1))
+    world.directory.take({"gpu-a": world.snapshot(kit=short, expires_at_unix_ms=ms(86_400))})
+    world.pass_s(3599)
+    assert world.row().exclusion == ""
+    world.pass_s(2)
+    assert world.row().exclusion == "snapshot_expired"
+
+
 def test_D17_a_revoked_node_is_out_before_it_says_anything_again(world: World) -> None:
     world.directory.take({"gpu-a": world.snapshot(), "gpu-b": world.snapshot("gpu-b")})
     world.cluster.revoke(world.kits["gpu-a"])

@@ -50,7 +50,8 @@ def silent_because(trust: HeldTrust) -> str | None:
 
 
 def peer_of(kit: NodeKit) -> Peer:
-    return Peer(kit.claims, kit.signer().identity.certificate.fingerprint)
+    identity = kit.signer().identity
+    return Peer(kit.claims, identity.certificate.fingerprint, identity.until)
 
 
 def code(call: Callable[[], object]) -> str:
