@@ -14,6 +14,7 @@ from providers.enrollment import EnrollmentProvider
 from providers.host import HostProvider
 from providers.origin import OriginProvider
 from providers.runtime import RuntimeProvider
+from providers.store import StoreProvider
 from sbctl.provider import Provider
 
 __all__ = ["PROVIDERS"]
@@ -22,6 +23,7 @@ _ALL: Final[tuple[Provider, ...]] = (
     HostProvider(),
     CertificateProvider(),
     RuntimeProvider(),
+    StoreProvider(),
     EnrollmentProvider(),
     EngineProvider(),
     ArtifactProvider(),

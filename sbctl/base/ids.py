@@ -20,7 +20,9 @@ __all__ = [
     "is_id",
 ]
 
-Kind = Literal["host", "certificate", "runtime", "enrollment", "engine", "artifact", "bundle", "deployment", "origin"]
+Kind = Literal[
+    "host", "certificate", "runtime", "store", "enrollment", "engine", "artifact", "bundle", "deployment", "origin"
+]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 """In the order in which a host's resources are created; deletes run it backwards."""
 

@@ -6,12 +6,24 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from sbctl.base.field_types import Block, FilePath, Id, Items, LabelKey, LabelValue, PlainText, Port
+from sbctl.base.field_types import (
+    Block,
+    FilePath,
+    Id,
+    IpAddress,
+    Items,
+    LabelKey,
+    LabelValue,
+    PlainText,
+    Port,
+    Version,
+)
 
 __all__ = [
     "ClusterModel",
     "ClusterReplicationModel",
     "ClusterSecurityModel",
+    "ClusterStoreModel",
     "DeploymentAuthorityModel",
     "EnrollmentModel",
 ]
@@ -62,6 +74,22 @@ class ClusterReplicationModel(Block):
     max_value_bytes: int = Field(default=1_048_576, gt=0, le=4_194_304, description="Bytes of one value.")
 
 
+class ClusterStoreModel(Block):
+    noun: ClassVar[str] = "the cluster's store"
+
+    port: Port = Field(default=4222, description="TCP port where nodes reach the store.")
+    cluster_port: Port = Field(default=6222, description="TCP port where the members of the store reach each other.")
+    monitor_port: Port = Field(default=8222, description="TCP port on loopback where the host itself looks after it.")
+    bind_address: IpAddress = Field(
+        default="0.0.0.0",  # noqa: S104 - nobody without a certificate of the cluster gets further than the handshake
+        description="Where it listens; every connection needs a certificate.",
+    )
+    version: Version | None = Field(default=None, description="nats-server to install. Unset: the pinned one.")
+    path: PlainText | None = Field(
+        default=None, description="A nats-server of the host instead: its path, or nats-server for the one on PATH."
+    )
+
+
 class ClusterModel(Block):
     noun: ClassVar[str] = "the cluster"
 
@@ -88,3 +116,6 @@ class ClusterModel(Block):
         default=None, description="Keys of signed desired state."
     )
     replication: ClusterReplicationModel | None = Field(default=None, description="Copies of cluster state.")
+    store: ClusterStoreModel = Field(
+        default=ClusterStoreModel(), description="What nodes share, on the hosts with the role authority."
+    )

@@ -19,6 +19,7 @@ from sbctl.catalog.resolve import DeviceProfile, resolve
 from sbctl.config.availability import check_cluster, check_proxy, not_available
 from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.checks import check_origins, check_proxy_rules, managed_providers
+from sbctl.config.cluster_fields import check_cluster_fields
 from sbctl.config.compiled import CompiledAdapter, CompiledDeployment
 from sbctl.config.diagnose import Report, report_expansion, validated
 from sbctl.config.document import ABSENT, Document, Path, child
@@ -97,6 +98,8 @@ class HostViewBuilder:
         catalog = self._catalog(proxy, view)
         check_proxy(self.report, proxy, view)
         check_proxy_rules(self.report, proxy, view)
+        if proxy.cluster is not None:
+            check_cluster_fields(self.report, proxy.cluster, view)
         deployments = self._deployments(proxy, view, catalog)
         check_origins(
             self.report,
@@ -162,6 +165,10 @@ class HostViewBuilder:
         for kind in proxy.model_host.engines:
             if kind not in used:
                 message = f"no deployment uses the engine {kind}"
+                if proxy.model_host.authority == "admin_managed":
+                    message += (
+                        ", so hosts do not get it, and the admin API has none to start: name one deployment that does"
+                    )
                 self.report.note("config.unused_engine", message, view.key_span(("model_host", "engines", kind)))
         return found
 

@@ -65,6 +65,10 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("runtime", "cache_directory", "any", _RESTART, "weights are opened from another directory"),
     Row("runtime", "version", "any", _RESTART, "another program runs"),
     Row("runtime", "**", "any", _RESTART, "the runtime reads its configuration once, at start"),
+    Row("store", "", "added", _HITLESS, "nobody uses it yet"),
+    Row("store", "", "removed", _HITLESS, "nodes go on with what they were last told"),
+    Row("store", "users.**", "any", _HITLESS, "the store reads who may use it while it runs"),
+    Row("store", "**", "any", _HITLESS, "one store restarts at a time; nodes go on with what they were last told"),
     Row("enrollment", "", "added", _HITLESS, "nobody asks it yet"),
     Row("enrollment", "**", "any", _HITLESS, "hosts that enroll or renew try again; what they hold goes on"),
     Row(

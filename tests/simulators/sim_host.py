@@ -39,6 +39,7 @@ from sbctl.node.snapshot import (
     PythonFact,
     ReplicaState,
     RuntimeState,
+    StoreProgramFact,
 )
 from sbctl.provider import Progress
 from sbctl.runtime.identity_files import IdentityFiles, installed_state
@@ -47,6 +48,7 @@ from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.public_certificate import check_pair
 from sbctl.trust.verifier import Fence, trust_digest, verify_bundle, verify_trust
+from tests.simulators.sim_store import SimStore
 
 __all__ = ["DEFAULT_FACTS", "SimHost"]
 
@@ -107,6 +109,8 @@ class SimHost:
         self.boots = 4000
         self.public_certificate: str | None = None
         self.drained_by: set[str] = set()
+        self.store = SimStore()
+        self.store_program: StoreProgramFact | None = None
 
     @property
     def bootstrapped(self) -> bool:
@@ -139,6 +143,8 @@ class SimHost:
                 "bundle": self._bundle_state(),
                 "certificate": self._certificate_state(),
                 "enrollment": self._enrollment_state(),
+                "store": self.store.state,
+                "store_program": self.store_program,
                 "deployments": tuple(self.deployments.values()) if self.running else (),
             }
         )
@@ -215,6 +221,8 @@ class SimHost:
             Method.ENROLLMENT_REQUEST: self._certificate(enrollment_ops.request_delegation),
             Method.ENROLLMENT_INSTALL: self._certificate(enrollment_ops.install_enrollment),
             Method.ENROLLMENT_REMOVE: self._certificate(enrollment_ops.remove_enrollment),
+            Method.STORE_INSTALL: self.store.install,
+            Method.STORE_REMOVE: self.store.remove,
             Method.RUNTIME_INSTALL: self._install_runtime,
             Method.RUNTIME_ACTIVATE: self._activate,
             Method.RUNTIME_CERTIFICATE: self._take_public_certificate,
@@ -335,7 +343,7 @@ class SimHost:
         return {"used": self.running}
 
     def _public_tls(self) -> PublicTlsState | None:
-        if self.config is None or self.config.https_bind_port is None:
+        if self.config is None or not self.config.has_tls:
             return None
         used = self.public_certificate if self.running else None
         followed = self.config.tls_cert_file is not None
@@ -347,6 +355,7 @@ class SimHost:
             IdentityFiles(self.identity_paths).remove()
         self.current = self.config = self.trust = self.unit_sha256 = self.bundle = self.fence = None
         self.versions = []
+        self.store.state = None
         self.running = self.healthy = False
         self.secret_names, self.deployments = set(), {}
         return {}

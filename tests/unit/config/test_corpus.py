@@ -23,8 +23,12 @@ RIGHT_REASONS = {"config.not_available", "config.unenforced", "config.unset_vari
     [
         ("managed.yml", {}, set()),
         ("managed.yml", {"FIXTURE_CACHE": "relative"}, {"config.bad_value"}),
-        ("cluster_shared_key.yml", {}, {"config.unset_variable", "config.not_available", "config.unenforced"}),
-        ("cluster_shared_key.yml", {"FIXTURE_NODE": "a"}, {"config.not_available", "config.unenforced"}),
+        (
+            "cluster_shared_key.yml",
+            {},
+            {"config.unset_variable", "config.not_available", "config.unenforced", "config.rule"},
+        ),
+        ("cluster_shared_key.yml", {"FIXTURE_NODE": "a"}, {"config.not_available", "config.unenforced", "config.rule"}),
         ("cluster_mtls.yml", {}, LATER | {"file.missing"}),
         ("serving.yml", {}, set()),
         ("guarded.yml", {}, {"config.unenforced"}),

@@ -83,8 +83,8 @@ def test_the_table_decides_by_field_and_direction(
 
 
 def test_what_the_table_does_not_name_is_a_reload() -> None:
-    assert radius_of("store", "days") is RELOAD
-    assert row_of("store", "days").reason == "not named by the table"
+    assert radius_of("nothing", "days") is RELOAD
+    assert row_of("nothing", "days").reason == "not named by the table"
 
 
 def test_every_kind_has_rows_and_every_row_a_reason() -> None:

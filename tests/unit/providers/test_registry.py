@@ -39,6 +39,7 @@ def test_only_a_bundle_is_merged_and_only_signed_kinds_are_restored() -> None:
     assert [kind for kind, provider in PROVIDERS.items() if isinstance(provider, RestoresSpecs)] == [
         "certificate",
         "runtime",
+        "store",
         "enrollment",
         "bundle",
     ]
