@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,15 +27,17 @@ from sbctl.runtime.peer.candidates import Selection
 from sbctl.runtime.peer.choice import Candidate
 from sbctl.runtime.peer.client import PeerClient
 from sbctl.runtime.peer.dispatch import Dispatcher
+from sbctl.runtime.peer.envelope import Audience
 from sbctl.runtime.peer.gateway import ClusterGateway
 from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import PeerListener
 from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.peer.worker import PeerWorker
 from sbctl.trust.bundle import DeploymentMember
+from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.node_identity import NodeIdentityFiles
 from tests.simulators.cluster_trust import NodeKit
-from tests.simulators.peer_world import Marks
+from tests.simulators.peer_world import KitTrust, Marks
 from tests.simulators.runtime_world import RuntimeProcess
 
 GENERATION = 3
@@ -103,7 +104,7 @@ class _Cluster:
     def member(self, deployment: str) -> DeploymentMember | None:
         return self._member if deployment == "q" else None
 
-    def selection(self, deployment: str, *, resting: Collection[str]) -> Selection:
+    def selection(self, _deployment: str) -> Selection:
         return Selection(self._candidates, {})
 
 
@@ -113,22 +114,24 @@ class PeerDaemon(daemon.Daemon):
     def __init__(self, settings: Any, *rest: Any) -> None:
         super().__init__(settings, *rest)
         told = json.loads((settings.paths.etc / "peer.json").read_text())
-        self._plane_identity = PlaneIdentity(SYSTEM_CLOCK)
-        self._plane_identity.take(NodeIdentityFiles(**told["files"]), Secret(told["key"].encode()))
+        files, key = NodeIdentityFiles(**told["files"]), Secret(told["key"].encode())
+        claims = certificate_facts(files.certificate).claims
+        self._plane_identity = PlaneIdentity(KitTrust(NodeKit(files, key, claims), SYSTEM_CLOCK))
         metrics = PeerMetrics(CollectorRegistry())
         self._plane: PeerListener | None = None
         if told["role"] == "worker":
+            marks = Marks()
             worker = PeerWorker(
                 self._plane_identity,
                 _Assigned(self._reconciler),
-                Marks(),
-                boot_epoch=told["boot_epoch"],
+                marks,
+                here=Audience(claims.node_id, told["boot_epoch"]),
                 clock=SYSTEM_CLOCK,
                 drain=self._drain,
                 meter=self._metrics,
                 metrics=metrics,
             )
-            self._plane = PeerListener(worker, self._plane_identity)
+            self._plane = PeerListener(worker, self._plane_identity, marks.known)
             return
         cluster = _Cluster(settings.paths.etc / "directory.json")
         client = PeerClient(self._plane_identity, boot_epoch=told["boot_epoch"], clock=SYSTEM_CLOCK)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from sbctl.base.clock import SYSTEM_CLOCK, SystemClock
 from sbctl.base.errors import RefusedError
+from sbctl.base.secret import Secret
 from sbctl.engines.model import EngineAddress
 from sbctl.node.paths import node_paths
 from sbctl.runtime.admission import Gate
@@ -39,8 +40,11 @@ from sbctl.runtime.peer.listener import PEER_LIMITS, PeerListener
 from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.peer.replay import ReplayFence
 from sbctl.runtime.peer.worker import PeerWorker
+from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import create_ca
-from sbctl.trust.peer_documents import PeerMark
+from sbctl.trust.node_identity import NodeIdentityFiles
+from sbctl.trust.peer_documents import NodeSigner, Peer, PeerMark, PeerVerifier, TrustedMaterial
+from sbctl.trust.revocation import open_revocations, refuse_revoked
 from tests.simulators.cluster_trust import ClusterAuthority, NodeKit
 from tests.simulators.engine_world import facts
 from tests.simulators.runtime_world import member
@@ -111,6 +115,34 @@ class ShiftedClock(SystemClock):
         return super().now() + self.offset
 
 
+class KitTrust:
+    """As `cluster.held_trust.HeldTrust`, without files: what a node holds is handed to it."""
+
+    def __init__(self, kit: NodeKit, clock: SystemClock) -> None:
+        self._clock = clock
+        self._listeners: list[Callable[[], None]] = []
+        self.take(kit.files, kit.key)
+
+    def take(self, files: NodeIdentityFiles, key: Secret, *, revocations: str | None = None) -> None:
+        self.files = files if revocations is None else replace(files, revocations=revocations)
+        self._key = key
+        self.signer: NodeSigner | None = NodeSigner(self.files, key, now=self._clock.now())
+        self.verifier = PeerVerifier(TrustedMaterial.of(self.signer.identity.claims.cluster_id, self.files))
+        for listener in self._listeners:
+            listener()
+
+    def key(self) -> Secret:
+        return self._key
+
+    def check(self, peer: Peer, marks: Mapping[str, PeerMark]) -> None:
+        if self.files.authority_key is not None and self.files.revocations is not None:
+            listed = open_revocations(self.files.revocations, AuthorityKeys.parse(self.files.authority_key))
+            refuse_revoked(listed, peer.claims)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+
 class Replica:
     is_ready = True
 
@@ -170,20 +202,20 @@ class Worker:
     async def start(self) -> Worker:
         await self.engine.start()
         self.served = Served(3, self.engine.client)
-        self.identity = PlaneIdentity(self.clock)
-        self.identity.take(self.kit.files, self.kit.key)
+        self.trust = KitTrust(self.kit, self.clock)
+        self.identity = PlaneIdentity(self.trust)
         self.app = PeerWorker(
             self.identity,
             self,  # type: ignore[arg-type]
             self.marks,
-            boot_epoch=self.boot_epoch,
+            here=Audience(self.node_id, self.boot_epoch),
             clock=self.clock,
             drain=self.drain,
             meter=self,
             metrics=PeerMetrics(self.registry),
             fence=self.fence,
         )
-        self.listener = PeerListener(self.app, self.identity, self.limits)
+        self.listener = PeerListener(self.app, self.identity, self.marks.known, self.limits)
         sock = bind_tcp("127.0.0.1", 0)
         self.port = int(sock.getsockname()[1])
         await self.listener.listen(sock)
@@ -261,9 +293,8 @@ class FixedDirectory:
     candidates: list[Candidate] = field(default_factory=list)
     region: str = ""
 
-    def selection(self, deployment: str, *, resting: Collection[str]) -> Selection:
-        rested = [replace(each, plane_is_ready=each.node_id not in resting) for each in self.candidates]
-        return Selection(tuple(rested), {})
+    def selection(self, _deployment: str) -> Selection:
+        return Selection(tuple(self.candidates), {})
 
 
 class GatewayNode:
@@ -272,8 +303,8 @@ class GatewayNode:
     def __init__(self, kit: NodeKit) -> None:
         self.kit = kit
         self.clock = ShiftedClock()
-        self.identity = PlaneIdentity(self.clock)
-        self.identity.take(kit.files, kit.key)
+        self.trust = KitTrust(kit, self.clock)
+        self.identity = PlaneIdentity(self.trust)
         self.registry = CollectorRegistry()
         self.directory = FixedDirectory()
         self.client = PeerClient(self.identity, boot_epoch=1, clock=self.clock)

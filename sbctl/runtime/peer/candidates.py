@@ -57,10 +57,9 @@ def select(
     generations: Collection[int],
     here: str,
     adapters: Collection[str] = (),
-    resting: Collection[str] = (),
 ) -> Selection:
     """Candidates of a deployment. `generations`: those that may serve, the current one first; of older ones only ready replicas count.
-    `here`: this node. `resting`: nodes that failed a moment ago; their plane counts as not ready."""
+    `here`: this node."""
     excluded: Counter[ExclusionStage] = Counter()
     newest = next(iter(generations), 0)
     found: list[Candidate] = []
@@ -81,8 +80,7 @@ def select(
                 grouped.setdefault(replica.deployment_generation, []).append(replica)
             else:
                 excluded[stage] += 1
-        rests = snapshot.node.node_id in resting
-        found += [_candidate(node, grouped[number], is_local=is_local, rests=rests) for number in grouped]
+        found += [_candidate(node, replicas, is_local=is_local) for replicas in grouped.values()]
     return Selection(tuple(found), excluded)
 
 
@@ -99,7 +97,7 @@ def _replica_stage(replica: ReplicaReport, adapters: Collection[str]) -> Exclusi
     return None if set(adapters) <= set(replica.adapters) else "adapter"
 
 
-def _candidate(node: KnownNode, replicas: list[ReplicaReport], *, is_local: bool, rests: bool) -> Candidate:
+def _candidate(node: KnownNode, replicas: list[ReplicaReport], *, is_local: bool) -> Candidate:
     """One node's replicas of one generation: its best state, and those that are in it."""
     snapshot = node.snapshot
     kinds = {_KINDS[replica.state] for replica in replicas}
@@ -112,7 +110,7 @@ def _candidate(node: KnownNode, replicas: list[ReplicaReport], *, is_local: bool
         generation=replicas[0].deployment_generation,
         state=state,
         is_local=is_local,
-        plane_is_ready=is_local or (snapshot.health.peer_plane == "ready" and not rests),
+        plane_is_ready=is_local or snapshot.health.peer_plane == "ready",
         region=region_of(snapshot.node.labels),
         replicas=len(counted),
         queue_depth=sum(replica.queue_depth for replica in counted),

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol
 
 from sbctl.base.errors import EngineError, SbctlError
@@ -44,7 +44,7 @@ class Directory(Protocol):
 
     region: str
 
-    def selection(self, deployment: str, *, resting: Collection[str]) -> Selection:
+    def selection(self, deployment: str) -> Selection:
         """Who may answer now."""
         ...
 
@@ -118,11 +118,16 @@ class Dispatcher:
     def _choose(self, request: ClusterRequest, tried: Collection[tuple[str, int]]) -> Candidate | None:
         now_s = asyncio.get_running_loop().time()
         self._rests = {node: until_s for node, until_s in self._rests.items() if until_s > now_s}
-        selection = self._directory.selection(request.deployment, resting=self._rests)
+        selection = self._directory.selection(request.deployment)
         if not tried:
             self._metrics.excluded(selection.excluded)
+        candidates = selection.candidates
+        if self._rests:
+            candidates = tuple(
+                replace(each, plane_is_ready=False) if each.node_id in self._rests else each for each in candidates
+            )
         return choose(
-            selection.candidates,
+            candidates,
             region=self._directory.region,
             prefix=request.prefix,
             tried=tried,

@@ -151,7 +151,7 @@ class ClusterGateway(Gateway):
         return rows
 
     def _row(self, name: str, deployment: str, member: DeploymentMember) -> dict[str, Any]:
-        found = self._cluster.selection(deployment, resting=()).candidates
+        found = self._cluster.selection(deployment).candidates
         ready = sum(candidate.replicas for candidate in found if candidate.state == "ready")
         state: Availability = "ready" if ready else "cold" if found else "unavailable"
         return described_model(name, member, state=state, ready=ready, desired=member.replicas)

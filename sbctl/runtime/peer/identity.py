@@ -1,97 +1,99 @@
-"""What a node shows its peers and judges them by: one identity, taken up as a whole and swapped at once.
+"""What a node shows its peers in TLS, and where it stands for who they are: contexts that live as long as their plane.
 
-Contexts live as long as their plane, so a renewed certificate or CA counts from the next handshake on without a new socket. TLS 1.3 alone,
-certificates on both sides, HTTP/1.1 by ALPN, no tickets: a session says nothing of who is at its other end, so none is resumed.
+A renewed certificate or another CA counts from the next handshake on, without a new socket. TLS 1.3 alone, certificates on both sides,
+HTTP/1.1 by ALPN, no tickets: a session says nothing of who is at its other end, so none is resumed.
 """
 
 from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
-from sbctl.base.clock import Clock
-from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.errors import EngineError, InputError, RefusedError, SbctlError
 from sbctl.base.secret import Secret
-from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.identity import IdentityClaims
+from sbctl.runtime.log import get_log
 from sbctl.trust.node_identity import NodeIdentityFiles
-from sbctl.trust.peer_documents import NodeSigner, PeerVerifier, TrustedMaterial
-from sbctl.trust.revocation import RevocationList, open_revocations, refuse_revoked
+from sbctl.trust.peer_documents import NodeSigner, Peer, PeerMark, PeerVerifier
 
-__all__ = ["ALPN", "PlaneIdentity"]
+__all__ = ["ALPN", "PlaneIdentity", "PlaneTrust"]
 
 ALPN: Final = "http/1.1"
 
 
-class PlaneIdentity:
-    """Of one node. `take` comes before any use; `on_change` is told when peers have to be judged anew."""
+class PlaneTrust(Protocol):
+    """By what peers are judged, and in whose name this node speaks: `sbctl.runtime.cluster.held_trust`."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._listed: RevocationList | None = None
-        self._serving: ssl.SSLContext | None = None
+    files: NodeIdentityFiles
+    verifier: PeerVerifier
+    signer: NodeSigner | None
+
+    def key(self) -> Secret: ...
+
+    def check(self, peer: Peer, marks: Mapping[str, PeerMark]) -> None:
+        """A peer that proved itself once. Raises RefusedError `identity.*`."""
+        ...
+
+    def on_change(self, listener: Callable[[], None]) -> None: ...
+
+
+class PlaneIdentity:
+    """Of one node."""
+
+    def __init__(self, trust: PlaneTrust) -> None:
+        """Raises InputError `tls.unusable`, and what reading the key raises."""
+        self._trust = trust
         self._changed: list[Callable[[], None]] = []
-        self.signer: NodeSigner
-        self.verifier: PeerVerifier
-        self.client_context: ssl.SSLContext
+        self._log = get_log("peer")
+        self._serving = _loaded(ssl.PROTOCOL_TLS_SERVER, trust.files, trust.key())
+        self.client_context = _loaded(ssl.PROTOCOL_TLS_CLIENT, trust.files, trust.key())
         self.server_context: Final = _context(ssl.PROTOCOL_TLS_SERVER)
         """One for the whole life of a listener."""
         self.server_context.sni_callback = self._choose
+        trust.on_change(self._renew)
 
     @property
-    def node_id(self) -> str:
-        return self.signer.node_id
+    def verifier(self) -> PeerVerifier:
+        return self._trust.verifier
 
-    def take(self, files: NodeIdentityFiles, key: Secret, *, revocations: str | None = None) -> None:
-        """Show this identity and judge by its CA, its authority and its list, or by `revocations` where that is a newer list.
-
-        Raises what verifying raises and goes on with what was held.
-        """
-        signer = NodeSigner(files, key, now=self._clock.now())
-        material = TrustedMaterial.of(signer.identity.claims.cluster_id, files)
-        listed = _list_of(material)
-        if revocations is not None and material.authority_key is not None:
-            newer = open_revocations(revocations, AuthorityKeys.parse(material.authority_key))
-            if listed is None or newer.revision > listed.revision:
-                listed = newer
-                material = TrustedMaterial(material.cluster_id, material.ca, material.authority_key, revocations)
-        serving = _loaded(ssl.PROTOCOL_TLS_SERVER, files, key)
-        asking = _loaded(ssl.PROTOCOL_TLS_CLIENT, files, key)
-        self.signer, self.verifier = signer, PeerVerifier(material)
-        self._serving, self.client_context, self._listed = serving, asking, listed
-        for told in self._changed:
-            told()
+    @property
+    def signer(self) -> NodeSigner:
+        """Raises EngineError `identity_unusable` while this node cannot speak in its cluster."""
+        signer = self._trust.signer
+        if signer is None:
+            raise EngineError("identity_unusable", "this node's own identity does not count now", retryable=True)
+        return signer
 
     def on_change(self, told: Callable[[], None]) -> None:
-        """Call it after every `take`."""
+        """Call it when certificate, CA or revocation list are others."""
         self._changed.append(told)
 
-    def is_revoked(self, claims: IdentityClaims) -> bool:
-        """By the list that is held now."""
-        if self._listed is None:
-            return False
+    def is_refused(self, peer: Peer, marks: Mapping[str, PeerMark]) -> bool:
+        """Whether a peer that was let in once would not be any more."""
         try:
-            refuse_revoked(self._listed, claims)
+            self._trust.check(peer, marks)
         except RefusedError:
             return True
         return False
+
+    def _renew(self) -> None:
+        try:
+            key = self._trust.key()
+            serving = _loaded(ssl.PROTOCOL_TLS_SERVER, self._trust.files, key)
+            asking = _loaded(ssl.PROTOCOL_TLS_CLIENT, self._trust.files, key)
+            self._serving, self.client_context = serving, asking
+        except SbctlError as error:
+            self._log.error("connections go on under the former certificate", code=error.code, reason=error.message)
+        for told in self._changed:
+            told()
 
     def _choose(
         self, connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _first: ssl.SSLContext
     ) -> int | None:
         """Of every handshake, also of those that name no server."""
-        if self._serving is None:
-            return int(ssl.ALERT_DESCRIPTION_INTERNAL_ERROR)
         connection.context = self._serving
         return None
-
-
-def _list_of(material: TrustedMaterial) -> RevocationList | None:
-    if material.authority_key is None or material.revocations is None:
-        return None
-    return open_revocations(material.revocations, AuthorityKeys.parse(material.authority_key))
 
 
 def _context(protocol: ssl._SSLMethod) -> ssl.SSLContext:

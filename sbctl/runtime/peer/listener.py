@@ -12,13 +12,14 @@ import hashlib
 import os
 import socket
 import ssl
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.server import App, GatewayLimits, GatewayServer
 from sbctl.runtime.peer.framing import FRAME_MAX_BYTES
 from sbctl.runtime.peer.identity import ALPN, PlaneIdentity
-from sbctl.trust.identity import IdentityClaims
+from sbctl.trust.peer_documents import Peer, PeerMark
 
 if TYPE_CHECKING:
     from asyncio import Transport
@@ -54,12 +55,12 @@ def notice_loss(transport: asyncio.BaseTransport) -> None:
 
 
 class PeerConnection(ClientConnection):
-    """One peer's connection. `claims` are known from its first dispatch on."""
+    """One peer's connection. `peer` is known from its first dispatch on."""
 
     def __init__(self, server: PeerListener) -> None:
         super().__init__(server)
         self.certificate_sha256 = ""
-        self.claims: IdentityClaims | None = None
+        self.peer: Peer | None = None
         self._opened_s = server.loop.time()
         self._cut_s: float | None = None
 
@@ -95,9 +96,17 @@ class PeerConnection(ClientConnection):
 class PeerListener(GatewayServer):
     """The peer plane of one worker, on one bound socket."""
 
-    def __init__(self, app: App, identity: PlaneIdentity, limits: GatewayLimits = PEER_LIMITS) -> None:
+    def __init__(
+        self,
+        app: App,
+        identity: PlaneIdentity,
+        marks: Callable[[], Mapping[str, PeerMark]],
+        limits: GatewayLimits = PEER_LIMITS,
+    ) -> None:
+        """`marks`: the newest that was seen of each peer."""
         super().__init__(app, limits)
         self._identity = identity
+        self._marks = marks
         identity.on_change(self._judge_anew)
 
     async def listen(self, sock: socket.socket) -> None:
@@ -108,11 +117,12 @@ class PeerListener(GatewayServer):
         return PeerConnection(self)
 
     def _judge_anew(self) -> None:
-        """The list or the CA is another: whoever is revoked goes, and so does who never said who it is."""
+        """The list or the CA is another: who would not be let in any more goes, and so does who never said who it is. Others come anew behind
+        their next answer, since the former CA judged them."""
+        marks = self._marks()
         for connection in list(self._connections):
             assert isinstance(connection, PeerConnection)
-            if connection.claims is None or self._identity.is_revoked(connection.claims):
+            if connection.peer is None or self._identity.is_refused(connection.peer, marks):
                 connection.condemn()
             else:
-                # Its chain was checked by the former CA bundle.
                 connection.end_behind_answer()

@@ -83,7 +83,7 @@ class _Work:
 
 
 class PeerWorker:
-    """The application behind `PeerListener`. `boot_epoch`: of this process, higher than any before it."""
+    """The application behind `PeerListener`. `here`: this node, and the start of this process."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class PeerWorker:
         assigned: Assigned,
         marks: PeerMarks,
         *,
-        boot_epoch: int,
+        here: Audience,
         clock: Clock,
         drain: Drain,
         meter: Meter,
@@ -101,7 +101,7 @@ class PeerWorker:
         self._identity = identity
         self._assigned = assigned
         self._marks = marks
-        self._boot_epoch = boot_epoch
+        self._here = here
         self._clock = clock
         self._drain = drain
         self._meter = meter
@@ -162,12 +162,12 @@ class PeerWorker:
         check_dispatch(
             envelope,
             body,
-            here=Audience(self._identity.node_id, self._boot_epoch),
+            here=self._here,
             certificate_sha256=connection.certificate_sha256,
             signed_with=verified.peer.certificate_sha256,
             now_unix_ms=now_ms,
         )
-        connection.claims = verified.peer.claims
+        connection.peer = verified.peer
         loop = asyncio.get_running_loop()
         self._fence.accept(
             envelope.issuer_node_id,
@@ -265,12 +265,12 @@ class PeerWorker:
         code = "body_too_large" if error.code == "request_body_too_large" else error.code
         kind = retry_class(code, status)
         self._metrics.refused(code, kind)
-        issuer = None if connection is None or connection.claims is None else connection.claims.node_id
+        issuer = None if connection is None or connection.peer is None else connection.peer.claims.node_id
         self._log.info("dispatch answered", code=code, retry_class=kind, issuer=issuer, reason=error.message)
         retryable = error.retryable or kind in ("capacity", "readiness", "transport")
         headers = {CODE_HEADER: code, RETRYABLE_HEADER: "true" if retryable else "false"}
         if code == "stale_boot_epoch":
-            headers[BOOT_EPOCH_HEADER] = str(self._boot_epoch)
+            headers[BOOT_EPOCH_HEADER] = str(self._here.boot_epoch)
         if status in (429, 503):
             after_s = error.retry_after_s if isinstance(error, AdmissionError) else error.detail.get("retry_after_s", 1)
             headers["Retry-After"] = str(max(1, math.ceil(float(after_s))))

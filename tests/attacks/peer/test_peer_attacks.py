@@ -30,6 +30,7 @@ from tests.simulators.cluster_trust import ClusterAuthority
 from tests.simulators.peer_world import (
     STREAM,
     Caller,
+    KitTrust,
     PeerWorld,
     dispatch_bytes,
     event,
@@ -443,7 +444,7 @@ async def test_D17_a_revoked_peer_is_told_so_once_and_its_connection_ends(cluste
         await reader.readuntil(b"0\r\n\r\n")
         following = gateway.envelope(worker)
         cluster.authority.revoke(gateway.kit)
-        worker.identity.take(worker.kit.files, worker.kit.key, revocations=cluster.authority.revocations_text)
+        worker.trust.take(worker.kit.files, worker.kit.key, revocations=cluster.authority.revocations_text)
         writer.write(dispatch_bytes(*following))
         assert await read_refusal(reader) == (403, "peer_revoked")
         with contextlib.suppress(ConnectionError):
@@ -462,7 +463,7 @@ async def test_D17_what_runs_for_a_revoked_peer_is_cut_and_what_is_idle_closed(c
         async with gateway.connected(worker) as (silent, _):
             await cluster.until(lambda: len(worker.listener._connections) == 3)
             cluster.authority.revoke(gateway.kit)
-            worker.identity.take(worker.kit.files, worker.kit.key, revocations=cluster.authority.revocations_text)
+            worker.trust.take(worker.kit.files, worker.kit.key, revocations=cluster.authority.revocations_text)
             with contextlib.suppress(ConnectionError):
                 await silent.read()
         with contextlib.suppress(ConnectionError):
@@ -535,7 +536,7 @@ async def test_G15_a_cluster_with_a_pki_of_its_own_knows_gateways_by_their_certi
 async def test_a_renewed_certificate_and_a_new_ca_count_from_the_next_handshake_on(cluster: PeerWorld) -> None:
     worker, gateway = await cluster.worker(), cluster.gateway()
     assert (await gateway.ask(worker)).status == 200
-    worker.identity.take(*renewed(cluster, "w-a", "worker"))
+    worker.trust.take(*renewed(cluster, "w-a", "worker"))
     known = replace(worker.candidate(), certificate_sha256="0" * 64)
     with pytest.raises(SbctlError) as caught:
         await gateway.ask(known)
@@ -543,13 +544,13 @@ async def test_a_renewed_certificate_and_a_new_ca_count_from_the_next_handshake_
     assert (await gateway.ask(worker)).status == 200
     former = cluster.authority.ca
     cluster.authority.ca = create_ca("prod", now=cluster.now - timedelta(days=1))
-    worker.identity.take(*renewed(cluster, "w-a", "worker", epoch=3))
+    worker.trust.take(*renewed(cluster, "w-a", "worker", epoch=3))
     with contextlib.suppress(OSError):
         async with gateway.connected(worker, PlainTrust(former, cluster).identity.client_context):
             pass
     with pytest.raises(SbctlError):
         await gateway.ask(worker)
-    gateway.identity.take(*renewed(cluster, "gw-a", "gateway", epoch=2))
+    gateway.trust.take(*renewed(cluster, "gw-a", "gateway", epoch=2))
     assert (await gateway.ask(worker)).status == 200
 
 
@@ -560,8 +561,7 @@ class PlainTrust:
         authority = ClusterAuthority()
         authority.ca = ca
         kit = authority.node("gw-old", "gateway", now=cluster.now)
-        self.identity = PlaneIdentity(cluster.gateway("gw-clock").clock)
-        self.identity.take(kit.files, kit.key)
+        self.identity = PlaneIdentity(KitTrust(kit, cluster.gateway("gw-clock").clock))
 
 
 def renewed(cluster: PeerWorld, node_id: str, role: str, *, epoch: int = 2) -> tuple[Any, Secret]:

@@ -183,11 +183,11 @@ def test_what_a_candidate_says_of_its_node() -> None:
         replica(state="preparing", active_requests=9),
         replica(deployment_generation=2, adapters=("x",)),
     ]
-    found = select([node("n-a", *loaded)], "q", generations=(3, 2), here="gw", resting=["n-a"])
+    found = select([node("n-a", *loaded)], "q", generations=(3, 2), here="gw")
     newest = next(candidate for candidate in found.candidates if candidate.generation == 3)
     assert (newest.replicas, newest.active, newest.queue_depth, newest.region) == (2, 3, 1, "eu")
     assert (newest.compute_utilization_millis, newest.memory_occupancy_millis) == (700, 900)
-    assert (newest.address, newest.boot_epoch, newest.plane_is_ready) == ("n-a:9443", 5, False)
+    assert (newest.address, newest.boot_epoch, newest.plane_is_ready) == ("n-a:9443", 5, True)
     adapted = select([node("n-a", *loaded)], "q", generations=(3, 2), here="gw", adapters=["x"])
     assert [candidate.generation for candidate in adapted.candidates] == [2]
     assert adapted.excluded["adapter"] == 3

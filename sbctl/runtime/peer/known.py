@@ -1,0 +1,77 @@
+"""What a gateway knows of its cluster, ready to be asked for each request: taken in as a whole when something changed, looked up by deployment.
+
+It is what was last heard. While the store is gone it stays as it is, and the nodes that it names are asked all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
+from sbctl.runtime.peer.candidates import KnownNode, Selection, region_of, select
+from sbctl.trust.bundle import DeploymentMember
+
+__all__ = ["KnownCluster", "generations_of"]
+
+_NOBODY: Final = Selection((), {})
+
+
+def generations_of(plan: PlacementDocument) -> Mapping[str, tuple[int, ...]]:
+    """By deployment, the generations that may get requests: the current one first, then those that are kept until it is ready, newest first."""
+    return {name: (placed.generation, *_kept(placed)) for name, placed in plan.deployments.items()}
+
+
+def _kept(placed: PlacedDeployment) -> list[int]:
+    return sorted({each.generation for each in placed.retained} - {placed.generation}, reverse=True)
+
+
+class KnownCluster:
+    """As `gateway.Cluster`. `labels`: of this node."""
+
+    def __init__(self, node_id: str, labels: Mapping[str, str]) -> None:
+        self._node_id = node_id
+        self.region = region_of(labels)
+        self.policy_revision = "0"
+        self._members: Mapping[str, DeploymentMember] = {}
+        self._selections: Mapping[str, Selection] = {}
+
+    def take(
+        self,
+        nodes: Iterable[KnownNode],
+        members: Mapping[str, DeploymentMember],
+        generations: Mapping[str, tuple[int, ...]],
+        *,
+        policy_revision: int,
+    ) -> None:
+        """Everything anew. A deployment that no plan names yet is served by whatever generation its nodes have, the newest first."""
+        by_deployment: dict[str, list[KnownNode]] = {}
+        for node in nodes:
+            for deployment in {replica.deployment for replica in node.snapshot.replicas}:
+                by_deployment.setdefault(deployment, []).append(node)
+        self._selections = {
+            deployment: select(
+                found,
+                deployment,
+                generations=generations.get(deployment) or _reported(found, deployment),
+                here=self._node_id,
+            )
+            for deployment, found in by_deployment.items()
+        }
+        self._members, self.policy_revision = dict(members), str(policy_revision)
+
+    def member(self, deployment: str) -> DeploymentMember | None:
+        return self._members.get(deployment)
+
+    def selection(self, deployment: str) -> Selection:
+        return self._selections.get(deployment, _NOBODY)
+
+
+def _reported(nodes: Iterable[KnownNode], deployment: str) -> tuple[int, ...]:
+    found = {
+        replica.deployment_generation
+        for node in nodes
+        for replica in node.snapshot.replicas
+        if replica.deployment == deployment
+    }
+    return tuple(sorted(found, reverse=True))
