@@ -296,6 +296,7 @@ HTTP_STATUS = _HttpTable(
         "queue_full": 503,
         "queue_timeout": 503,
         "no_ready_replica": 503,
+        "no_eligible_replica": 503,
         "engine_unhealthy": 503,
         "crash_loop": 503,
         "stopped": 503,
