@@ -33,11 +33,13 @@ from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
 from sbctl.node.cluster_documents import ClusterDocument, NodeSnapshotDocument
+from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.envelope import open_signed, sign_with
 from sbctl.trust.identity import HighWater, IdentityClaims, admit
 from sbctl.trust.node_identity import NodeIdentity, NodeIdentityFiles, verify_certificate, verify_node_identity
 from sbctl.trust.node_keys import node_signs, node_verifies
 from sbctl.trust.peer_kinds import DocumentKind, check_moments
+from sbctl.trust.revocation import open_revocations
 
 __all__ = ["NodeSigner", "Peer", "PeerMark", "PeerVerifier", "TrustedMaterial", "VerifiedDocument"]
 
@@ -144,6 +146,7 @@ class _GoodProof:
     identity: NodeIdentity
     verifies: Callable[[bytes, bytes], bool]
     seen_at: datetime
+    delegated: bool
 
 
 class PeerVerifier:
@@ -152,6 +155,20 @@ class PeerVerifier:
     def __init__(self, material: TrustedMaterial) -> None:
         self.material = material
         self._proofs: OrderedDict[str, _GoodProof] = OrderedDict()
+
+    def followed_by(self, material: TrustedMaterial) -> PeerVerifier:
+        """The verifier for what counts from now on. Where only the revocation list is another, proofs that it does not touch stay good: a
+        cluster does not prove itself all over because one node was taken away."""
+        after = PeerVerifier(material)
+        same = (self.material.ca, self.material.authority_key) == (material.ca, material.authority_key)
+        if same and material.authority_key is not None and material.revocations is not None:
+            listed = open_revocations(material.revocations, AuthorityKeys.parse(material.authority_key))
+            epochs = {entry.node_id: entry.identity_epoch for entry in listed.entries}
+            for name, proof in self._proofs.items():
+                claims = proof.identity.claims
+                if not proof.delegated and claims.identity_epoch > epochs.get(claims.node_id, 0):
+                    after._proofs[name] = proof
+        return after
 
     def open(
         self,
@@ -203,7 +220,7 @@ class PeerVerifier:
             delegation=proof.delegation,
         )
         identity = verify_certificate(files, now=now)
-        good = _GoodProof(identity, node_verifies(proof.certificate_chain), seen_at=now)
+        good = _GoodProof(identity, node_verifies(proof.certificate_chain), now, proof.delegation is not None)
         self._proofs[name] = good
         while len(self._proofs) > _PROOFS_KEPT:
             self._proofs.popitem(last=False)

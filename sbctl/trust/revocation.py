@@ -7,6 +7,7 @@ the authority's key with a revision that only grows. Expired identities leave th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -63,7 +64,15 @@ def sign_revocations(listed: RevocationList, keys: Mapping[str, SigningKey]) -> 
 
 
 def open_revocations(envelope_text: str, keys: AuthorityKeys) -> RevocationList:
-    """A list signed by the authority. Raises InputError `revocations.invalid`, `envelope.*`; RefusedError `envelope.bad_signature`."""
+    """A list signed by the authority. Raises InputError `revocations.invalid`, `envelope.*`; RefusedError `envelope.bad_signature`.
+
+    The last ones are remembered: a node judges each of its peers by one and the same text.
+    """
+    return _opened(envelope_text, keys)
+
+
+@lru_cache(maxsize=2)
+def _opened(envelope_text: str, keys: AuthorityKeys) -> RevocationList:
     return keys.open_document(
         envelope_text,
         REVOCATION_PAYLOAD_TYPE,

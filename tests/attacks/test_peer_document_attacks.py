@@ -25,6 +25,7 @@ from sbctl.node.cluster_documents import (
     LeaseDocument,
     NodeSnapshotDocument,
 )
+from sbctl.trust import peer_documents
 from sbctl.trust.certificates import PEM_MAX_BYTES
 from sbctl.trust.cluster_fences import (
     AUTHORITY_SILENCE_MAX,
@@ -525,6 +526,27 @@ def test_D16_D17_a_revoked_node_is_refused_from_the_next_document_on() -> None:
     assert verdict(text, verifier=cluster.verifier()) == "identity.revoked"
     again = cluster.node("gpu-a", "worker", labels={"zone": "a"}, epoch=2)
     assert verdict(again.signer().sign(SNAPSHOT, snapshot(identity_epoch=2)), verifier=cluster.verifier()) == "accepted"
+
+
+def test_D17_another_list_or_CA_leaves_no_proof_that_it_takes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = ClusterAuthority()
+    stolen = cluster.node("gpu-a", "worker", labels={"zone": "a"})
+    other = cluster.node("gpu-b", "worker")
+    texts = {
+        "gpu-a": stolen.signer().sign(SNAPSHOT, snapshot()),
+        "gpu-b": other.signer().sign(SNAPSHOT, snapshot(node=ClusterNode(node_id="gpu-b", roles=("worker",)))),
+    }
+    peer = cluster.verifier()
+    assert [verdict(text, verifier=peer) for text in texts.values()] == ["accepted", "accepted"]
+    cluster.revoke(stolen)
+    after = peer.followed_by(cluster.material())
+    assert verdict(texts["gpu-a"], verifier=after) == "identity.revoked"
+    with monkeypatch.context() as patch:
+        patch.delattr(peer_documents, "verify_certificate")
+        assert verdict(texts["gpu-b"], verifier=after) == "accepted", "it does not prove itself all over"
+    assert verdict(texts["gpu-b"], verifier=after, now=NOW + 100 * DAY) == "certificate.expired"
+    moved = after.followed_by(replace(cluster.material(), ca=ClusterAuthority().ca.certificate))
+    assert verdict(texts["gpu-b"], verifier=moved) == "certificate.untrusted"
 
 
 DAY = timedelta(days=1)

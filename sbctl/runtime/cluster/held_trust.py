@@ -48,6 +48,7 @@ class HeldTrust:
         self.revocations: RevocationList | None = None
         self.problem: SbctlError | None = None
         self.signer: NodeSigner | None = None
+        self.verifier = PeerVerifier(TrustedMaterial(cluster_id, "", None, None))
         self.reload(now=now)
 
     def reload(self, *, now: datetime) -> None:
@@ -82,7 +83,7 @@ class HeldTrust:
         self.files = files
         entries = () if self.revocations is None else self.revocations.entries
         self._revoked = {entry.node_id: entry.identity_epoch for entry in entries}
-        self.verifier = PeerVerifier(TrustedMaterial.of(self.cluster_id, files))
+        self.verifier = self.verifier.followed_by(TrustedMaterial.of(self.cluster_id, files))
         try:
             self.signer, self.problem = NodeSigner(files, self.key(), now=now), None
         except SbctlError as error:
