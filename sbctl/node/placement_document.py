@@ -52,6 +52,8 @@ class PlacedReplica(DocumentPart):
     devices: tuple[int, ...] = Field(default=(), max_length=64)
     host_memory_bytes: Count = 0
     device_memory_bytes: Count = 0
+    warm: bool = True
+    """It holds the room all the time; else in turn with others that are loaded on demand."""
     deadline_unix_ms: Millis | None = None
     drained_at: tuple[Count, Count] | None = None
     """Of what is draining: lease epoch and counter of the first assignment that said so."""

@@ -201,6 +201,7 @@ def _replica(place: Place, view: ClusterView, spread_by: tuple[str, ...], held: 
         devices=place.devices,
         host_memory_bytes=place.host_bytes,
         device_memory_bytes=place.device_bytes,
+        warm=place.warm,
         artifact_cached=node is not None and place.artifact_digest in node.ready_artifacts,
         failure_domains={label: node.labels[label] for label in spread_by if label in node.labels} if node else {},
         deadline_unix_ms=held.deadline_ms if held else None,
@@ -268,6 +269,7 @@ def _place(replica: PlacedReplica) -> Place:
         devices=replica.devices,
         host_bytes=replica.host_memory_bytes,
         device_bytes=replica.device_memory_bytes,
+        warm=replica.warm,
     )
 
 

@@ -74,7 +74,8 @@ def _row(
     possible = [
         way
         for way in demand.ways
-        if index in fleet.candidates(demand, way) and fleet.room.devices_for(node.node_id, way) is not None
+        if index in fleet.candidates(demand, way)
+        and fleet.room.devices_for(node.node_id, way, warm=demand.warm) is not None
     ]
     way = next(
         (way for way in demand.ways if here and way.variant == here[0].variant), possible[0] if possible else None

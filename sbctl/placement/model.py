@@ -226,7 +226,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the engine of one slot runs, or will. It holds `host_bytes` of main memory and `device_bytes` on each of `devices`."""
+    """Where the engine of one slot runs, or will. It holds `host_bytes` of main memory and `device_bytes` on each of `devices`; all the time
+    when `warm`, else in turn with others that are not."""
 
     slot: int
     node_id: str
@@ -239,6 +240,7 @@ class Place:
     devices: tuple[int, ...] = ()
     host_bytes: int = 0
     device_bytes: int = 0
+    warm: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Placing every deployment of a bundle on the nodes of one view. What has a place that still holds keeps it.
 
-Four passes, each over the deployments in one order of their own (what needs most on one device first, then by id):
+Four passes, each over the deployments in one order of their own (warm ones first, of them what needs most on one device, then by id):
 
 1. *Hold.* Whatever still runs and is no target any more is charged to its node.
 2. *Keep.* Every replica of the same generation whose place is still valid stays where it is; one that was given up and still runs is taken
@@ -245,11 +245,11 @@ class Placing:
         return sorted(found.items())
 
     def _devices(self, wish: Wish, one: Candidate) -> tuple[int, ...] | None:
-        return self._room.devices_for(self._fleet.ids[one[2]], wish.demand.ways[one[0]])
+        return self._room.devices_for(self._fleet.ids[one[2]], wish.demand.ways[one[0]], warm=wish.demand.warm)
 
     def _take(self, wish: Wish, way: Way, index: int, slot: int) -> Place:
         node_id = self._fleet.ids[index]
-        devices = self._room.devices_for(node_id, way)
+        devices = self._room.devices_for(node_id, way, warm=wish.demand.warm)
         assert devices is not None
         place = Place(
             slot,
@@ -263,6 +263,7 @@ class Placing:
             devices,
             way.host_bytes,
             way.device_bytes if devices else 0,
+            wish.demand.warm,
         )
         self._room.force((place,))
         return place
@@ -279,7 +280,7 @@ class Placing:
                 if index is not None and index in self._fleet.candidates(wish.demand, way)
             ]
             self._room.release((held.place,))
-            if any(self._room.devices_for(held.place.node_id, way) is not None for way in ways):
+            if any(self._room.devices_for(held.place.node_id, way, warm=wish.demand.warm) is not None for way in ways):
                 placed.waits_for_room |= held.draining
                 makers += [] if held.draining else [held.place]
             self._room.force((held.place,))
@@ -362,10 +363,10 @@ _INCUMBENT = 2.0**64
 """Times this, a score comes before all others and keeps its order among its like."""
 
 
-def _order(wish: Wish) -> tuple[int, int, str]:
+def _order(wish: Wish) -> tuple[bool, int, int, str]:
     ways = wish.demand.ways
     largest = max((way.devices * way.device_bytes for way in ways), default=0)
-    return -largest, -max((way.host_bytes for way in ways), default=0), wish.demand.deployment
+    return not wish.demand.warm, -largest, -max((way.host_bytes for way in ways), default=0), wish.demand.deployment
 
 
 def _free_slots(wish: Wish, placed: Placed) -> list[int]:

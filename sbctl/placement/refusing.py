@@ -25,7 +25,7 @@ def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand) -> Refusal | 
         return refusal
     furthest: Refusal | None = None
     for way in demand.ways:
-        refusal = refused_way(node, demand, way) or _no_room(fleet.room, node, way)
+        refusal = refused_way(node, demand, way) or _no_room(fleet.room, node, way, warm=demand.warm)
         if refusal is None:
             return None
         if furthest is None or _RANK[refusal.reason] > _RANK[furthest.reason]:
@@ -33,18 +33,18 @@ def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand) -> Refusal | 
     return furthest or Refusal("no_capacity")
 
 
-def _no_room(room: Room, node: Node, way: Way) -> Refusal | None:
-    if room.devices_for(node.node_id, way) is not None:
+def _no_room(room: Room, node: Node, way: Way, *, warm: bool) -> Refusal | None:
+    if room.devices_for(node.node_id, way, warm=warm) is not None:
         return None
-    if (engines := room.free_engines(node.node_id)) < 1:
+    if (engines := room.free(node.node_id, "engines", warm=warm)) < 1:
         told = (("place", "engines"), ("max_engines", node.max_engines or 0), ("short_engines", 1 - engines))
         return Refusal("no_room", way.variant, told)
-    host = room.free_host(node.node_id)
+    host = room.free(node.node_id, "host", warm=warm)
     if host < way.host_bytes:
         return Refusal("no_room", way.variant, _short("host", way.host_bytes, host))
     groups = device_groups(node, way)
     free = max(
-        sorted((room.free_device(node.node_id, device.index) for device in group), reverse=True)[way.devices - 1]
+        sorted((room.free(node.node_id, device.index, warm=warm) for device in group), reverse=True)[way.devices - 1]
         for group in groups
     )
     facts = _short("device", way.device_bytes, free)

@@ -2,12 +2,16 @@
 
 Static capacity less the places that were charged; what a node measures as free at a moment decides nothing here. What exists is charged
 even where there is not enough (`force`), so a node that shrank is seen as overdrawn and gets nothing more.
+
+By the rule of the model host: what is warm stays loaded, so all of it must fit at once. What is loaded on demand takes turns, so each of those
+must fit beside all that is warm, and nothing more.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,57 +45,89 @@ class Charge:
     devices: tuple[int, ...] = ()
     device_bytes: int = 0
     engines: int = 1
+    warm: bool = True
+
+    def parts(self) -> Iterator[tuple[str | int, int]]:
+        yield "host", self.host_bytes
+        yield "engines", self.engines
+        for index in self.devices:
+            yield index, self.device_bytes
 
 
 def _charge(place: Place | Charge) -> Charge:
     if isinstance(place, Charge):
         return place
-    return Charge(place.node_id, place.host_bytes, place.devices, place.device_bytes)
+    return Charge(place.node_id, place.host_bytes, place.devices, place.device_bytes, warm=place.warm)
+
+
+class _Shelf:
+    """One thing that a node has so much of. `cold`: needs of those that take turns, ascending."""
+
+    __slots__ = ("cold", "size", "warm")
+
+    def __init__(self, size: int) -> None:
+        self.size, self.warm = size, 0
+        self.cold: list[int] = []
+
+    def free(self, *, warm: bool) -> int:
+        """For one more: beside all that stays loaded, and, if it stays itself, beside the largest of those that take turns."""
+        return self.size - self.warm - (self.cold[-1] if warm and self.cold else 0)
+
+    def put(self, size: int, *, warm: bool) -> None:
+        if warm:
+            self.warm += size
+        else:
+            insort(self.cold, size)
+
+    def take(self, size: int, *, warm: bool) -> None:
+        if warm:
+            self.warm -= size
+        else:
+            self.cold.remove(size)
+
+    @property
+    def asked(self) -> int:
+        """By all that may want it, at whatever time."""
+        return self.warm + sum(self.cold)
 
 
 class Room:
-    """Free bytes of each node. Nodes that it was not given have none, and charging them does nothing."""
+    """What is free on each node. Nodes that it was not given have nothing, and charging them does nothing."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
-        self._host = {name: node.memory_bytes for name, node in nodes.items()}
-        self._engines = {
-            name: _UNBOUNDED if node.max_engines is None else node.max_engines for name, node in nodes.items()
-        }
-        self._devices = {
-            name: {device.index: device.total_bytes for device in node.devices} for name, node in nodes.items()
-        }
+        self._shelves: dict[str, dict[str | int, _Shelf]] = {}
 
-    def free_host(self, node_id: str) -> int:
-        return self._host.get(node_id, 0)
+    def free(self, node_id: str, what: str | int, *, warm: bool) -> int:
+        """Bytes of `host` or of a device, by its index; or `engines`."""
+        shelf = self._of(node_id).get(what)
+        return shelf.free(warm=warm) if shelf is not None else 0
 
-    def free_engines(self, node_id: str) -> int:
-        return self._engines.get(node_id, 0)
-
-    def free_device(self, node_id: str, index: int) -> int:
-        return self._devices.get(node_id, {}).get(index, 0)
-
-    def devices_for(self, node_id: str, way: Way) -> tuple[int, ...] | None:
-        """The devices that one more replica would get: those of one group with the most room, the lower index first. None: no room."""
-        if self._host.get(node_id, 0) < way.host_bytes or self._engines.get(node_id, 0) < 1:
+    def devices_for(self, node_id: str, way: Way, *, warm: bool) -> tuple[int, ...] | None:
+        """The devices that one more replica would get: those of one group with the most room and the least asked of them, the lower index
+        first. None: no room."""
+        shelves = self._of(node_id)
+        if not shelves or shelves["host"].free(warm=warm) < way.host_bytes or shelves["engines"].free(warm=warm) < 1:
             return None
         if not way.devices:
             return ()
-        free = self._devices[node_id]
-        best: tuple[int, tuple[int, ...]] | None = None
+        best: tuple[tuple[int, int], tuple[int, ...]] | None = None
         for group in device_groups(self._nodes[node_id], way):
-            ranked = sorted((-free[device.index], device.index) for device in group)[: way.devices]
-            least = -ranked[-1][0]
-            if least >= way.device_bytes and (best is None or least > best[0]):
-                best = (least, tuple(sorted(index for _, index in ranked)))
+            ranked = sorted(
+                (-shelves[device.index].free(warm=warm), shelves[device.index].asked, device.index) for device in group
+            )[: way.devices]
+            least, asked, _ = ranked[-1]
+            if -least >= way.device_bytes and (best is None or (least, asked) < best[0]):
+                best = (least, asked), tuple(sorted(index for _, _, index in ranked))
         return None if best is None else best[1]
 
     def has(self, place: Place) -> bool:
         """Whether there is room for this very place, on its own devices."""
-        free = self._devices.get(place.node_id)
-        if free is None or self._host[place.node_id] < place.host_bytes or self._engines[place.node_id] < 1:
-            return False
-        return all(free.get(index, -1) >= place.device_bytes for index in place.devices)
+        shelves = self._of(place.node_id)
+        parts = _charge(place).parts()
+        return bool(shelves) and all(
+            what in shelves and shelves[what].free(warm=place.warm) >= size for what, size in parts
+        )
 
     def charge(self, place: Place) -> bool:
         """Take the room of a place; False and nothing taken where there is not enough."""
@@ -101,34 +137,44 @@ class Room:
         return True
 
     def force(self, places: Iterable[Place | Charge]) -> None:
-        for place in places:
-            self._take(_charge(place), 1)
+        for charge in map(_charge, places):
+            shelves = self._of(charge.node_id)
+            for what, size in charge.parts():
+                if what in shelves:
+                    shelves[what].put(size, warm=charge.warm)
 
     def release(self, places: Iterable[Place | Charge]) -> None:
-        for place in places:
-            self._take(_charge(place), -1)
+        for charge in map(_charge, places):
+            shelves = self._of(charge.node_id)
+            for what, size in charge.parts():
+                if what in shelves:
+                    shelves[what].take(size, warm=charge.warm)
 
-    def _take(self, charge: Charge, sign: int) -> None:
-        if charge.node_id not in self._host:
-            return
-        self._host[charge.node_id] -= sign * charge.host_bytes
-        self._engines[charge.node_id] -= sign * charge.engines
-        free = self._devices[charge.node_id]
-        for index in charge.devices:
-            if index in free:
-                free[index] -= sign * charge.device_bytes
+    def _of(self, node_id: str) -> dict[str | int, _Shelf]:
+        shelves = self._shelves.get(node_id)
+        if shelves is None:
+            node = self._nodes.get(node_id)
+            shelves = self._shelves[node_id] = {} if node is None else _shelves_of(node)
+        return shelves
+
+
+def _shelves_of(node: Node) -> dict[str | int, _Shelf]:
+    engines = _UNBOUNDED if node.max_engines is None else node.max_engines
+    shelves: dict[str | int, _Shelf] = {"host": _Shelf(node.memory_bytes), "engines": _Shelf(engines)}
+    shelves |= {device.index: _Shelf(device.total_bytes) for device in node.devices}
+    return shelves
 
 
 def beyond(places: Iterable[Place | Charge], within: Iterable[Place]) -> list[Charge]:
-    """What `places` take of each node and device beyond what `within` take there: room that only one of the two needs at a time."""
+    """What `places` take of each node and device beyond what `within` take there: room that only one of the two needs at a time. What takes
+    turns anyway is not set off against anything."""
+    charges = [_charge(place) for place in places]
     taken: Counter[tuple[str, str | int]] = Counter()
-    for sign, group in ((1, places), (-1, within)):
-        for charge in map(_charge, group):
-            taken[charge.node_id, "host"] += sign * charge.host_bytes
-            taken[charge.node_id, "engines"] += sign * charge.engines
-            for index in charge.devices:
-                taken[charge.node_id, index] += sign * charge.device_bytes
-    found = []
+    for sign, group in ((1, charges), (-1, map(_charge, within))):
+        for charge in group:
+            for what, size in charge.parts() if charge.warm else ():
+                taken[charge.node_id, what] += sign * size
+    found = [charge for charge in charges if not charge.warm]
     for (node_id, what), size in taken.items():
         if size <= 0:
             continue

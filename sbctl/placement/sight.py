@@ -100,6 +100,7 @@ def place_of(node_id: str, replica: ObservedReplica, demand: DeploymentDemand | 
         devices=replica.devices,
         host_bytes=way.host_bytes if way else 0 if on_devices else replica.reserved_bytes,
         device_bytes=way.device_bytes if way and on_devices else each,
+        warm=demand is None or demand.warm,
     )
 
 

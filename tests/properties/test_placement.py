@@ -51,6 +51,7 @@ def _demands(draw: st.DrawFn) -> list[DeploymentDemand]:
             devices=draw(st.sampled_from((0, 0, 1, 2))),
             spread_by=draw(st.sampled_from(((), ("zone",), ("zone", "rack")))),
             required_labels=draw(st.sampled_from(({}, {}, {"zone": "a"}))),
+            warm=draw(st.sampled_from((True, True, False))),
         )
         for number in range(draw(st.integers(1, 6)))
     ]
@@ -160,19 +161,25 @@ def test_no_node_gives_more_than_it_has_and_nobody_waits_who_could_be_placed(
     nodes: list[Node], demands: list[DeploymentDemand]
 ) -> None:
     plan = reconcile(_view(nodes), demands, PlacementPlan(), now_ms=2, mark=(1, 1))
-    host: Counter[str] = Counter()
-    devices: Counter[tuple[str, int]] = Counter()
+    taken: Counter[tuple[str, str | int]] = Counter()
+    turns: dict[tuple[str, str | int], int] = {}
     for one in demands:
         placed = plan.deployments[one.deployment]
         for place in placed.target:
-            host[place.node_id] += place.host_bytes
-            devices.update({(place.node_id, index): place.device_bytes for index in place.devices})
+            for what, size in (("host", place.host_bytes), *((index, place.device_bytes) for index in place.devices)):
+                if one.warm:
+                    taken[place.node_id, what] += size
+                else:
+                    turns[place.node_id, what] = max(size, turns.get((place.node_id, what), 0))
             assert len(set(place.devices)) == one.ways[0].devices
         assert len({place.slot for place in placed.target}) == len(placed.target)
         assert placed.unplaced == 0 or placed.refusals.keys() == {node.node_id for node in nodes}
     for node in nodes:
-        assert host[node.node_id] <= node.memory_bytes
-        assert all(devices[node.node_id, device.index] <= device.total_bytes for device in node.devices)
+        for what, size in (
+            ("host", node.memory_bytes),
+            *((device.index, device.total_bytes) for device in node.devices),
+        ):
+            assert taken[node.node_id, what] + turns.get((node.node_id, what), 0) <= size
 
 
 @given(

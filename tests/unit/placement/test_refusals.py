@@ -100,7 +100,9 @@ def test_a_node_is_refused_by_name_and_number(
     assert {name: refusal.reason for name, refusal in refusals(fleet, demand).items()} == {"n": reason}
     assert refusal_text(refusals(fleet, demand)["n"]) == text
     assert not any(
-        fleet.room.devices_for("n", way) is not None for way in demand.ways if 0 in fleet.candidates(demand, way)
+        fleet.room.devices_for("n", way, warm=demand.warm) is not None
+        for way in demand.ways
+        if 0 in fleet.candidates(demand, way)
     )
 
 
@@ -120,6 +122,24 @@ def test_a_node_keeps_no_more_engines_than_it_says() -> None:
     placed = plan.deployments["a"]
     assert (len(placed.target), placed.unplaced) == (1, 1)
     assert refusal_text(placed.refusals["n"]) == "v1: keeps 1 models loaded at most (max_resident_models), and has them"
+
+
+def test_what_is_loaded_on_demand_takes_turns_beside_what_is_warm() -> None:
+    nodes = {"n": cpu_node("n", 16)}
+    cold = [demand_of(name, gib=gib, warm=False) for name, gib in (("c", 10), ("d", 10), ("e", 12))]
+    plan = reconcile(ClusterView(nodes), [demand_of("w", gib=5), *cold], PlacementPlan(), now_ms=2, mark=(1, 1))
+    assert {name: one.unplaced for name, one in plan.deployments.items()} == {"c": 0, "d": 0, "e": 1, "w": 0}
+    assert dict(plan.deployments["e"].refusals["n"].facts)["short_bytes"] == GIB
+    more = [demand_of("w", gib=5), demand_of("x", gib=2), *cold[:2]]
+    plan = reconcile(
+        ClusterView(nodes),
+        more,
+        replace(plan, deployments={n: plan.deployments[n] for n in "cdw"}),
+        now_ms=3,
+        mark=(1, 2),
+    )
+    assert plan.deployments["x"].unplaced == 1, "what takes turns keeps room for its largest"
+    assert dict(plan.deployments["x"].refusals["n"].facts)["short_bytes"] == GIB
 
 
 @pytest.mark.parametrize(("accelerator", "runs"), [("cuda", True), ("vulkan", True), ("metal", False)])
