@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbctl.artifacts.formats.architectures import model_shape
+from sbctl.artifacts.formats.architectures import model_shape, read_shape
 from sbctl.artifacts.formats.ggml_types import CACHE_TYPES, tensor_bytes
 from sbctl.artifacts.formats.gguf import GgufHeader, GgufTensor, parse_gguf
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.base.limits import MIB
 from sbctl.engines.fit import LaunchShape, need_of, with_margin
+from tests.simulators.bert_files import bert_gguf
 from tests.simulators.gguf_files import MODELS, GgufDraft
 
 
@@ -251,3 +253,13 @@ def test_each_architecture_keeps_what_its_layers_say(
 )
 def test_a_header_without_a_model_has_no_shape(keys: dict[str, object]) -> None:
     assert model_shape([parse_gguf(GgufDraft(dict(keys)).data())]) is None
+
+
+def test_fault_67_a_model_without_a_cache_is_charged_none(tmp_path: Path) -> None:
+    path = tmp_path / "bert.gguf"
+    path.write_bytes(bert_gguf(ranks=False))
+    shape = read_shape([path])
+    assert shape is not None
+    need = need_of(shape, LaunchShape(512, slots=4, ubatch=512))
+    assert need.context < 64 * 1024, "what four slots give back, and no row of a cache"
+    assert need.weights < path.stat().st_size
