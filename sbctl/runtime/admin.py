@@ -157,7 +157,8 @@ class AdminPlane:
         return _json(self._desired.shown())
 
     async def _catalog(self, _request: web.Request) -> web.Response:
-        return _json(self._desired.catalog())
+        # A large catalog takes its time, and answers are relayed meanwhile.
+        return _json(await asyncio.to_thread(self._desired.catalog))
 
     async def _value(self, _request: web.Request) -> web.Response:
         return _json(self._metrics.value.document())

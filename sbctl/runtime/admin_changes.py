@@ -43,7 +43,7 @@ class AdminChanges:
         self._desired.refuse_foreign()
         document = self._guard.parse(await read_body(request, max_bytes=ADMIN_BODY_MAX_BYTES))
         try:
-            asked = self._desired.asked(document)
+            asked = await asyncio.to_thread(self._desired.asked, document)
         except SbctlError as error:
             return _refused(error)
         return await self._carried_out(request, "deployments", lambda progress: self._desired.replace(asked, progress))
