@@ -68,6 +68,11 @@ def test_an_engine_is_a_unit_of_its_own_with_nothing_it_does_not_need(serving: H
     exposure = float(analysis.rstrip().splitlines()[-1].split(":")[1].split()[0])
     print(analysis.rstrip().splitlines()[-1])
     assert exposure <= 2.0
+    shown = serving.host.ssh(f"systemctl show --property MemoryMax,MemorySwapMax {unit}")
+    limits = dict(line.split("=") for line in shown.splitlines())
+    memory = int(serving.host.ssh("grep MemTotal /proc/meminfo").split()[1]) * 1024
+    assert 2**26 <= int(limits["MemoryMax"]) < memory, "a ceiling of its own, below the machine's memory"
+    assert limits["MemorySwapMax"] == "0"
     assert serving.complete()
 
 
