@@ -126,3 +126,9 @@ def test_an_admin_api_gets_tls_by_a_breaking_restart_and_says_nothing_of_it_befo
     change = change_of(world)
     assert change.blast_radius is BlastRadius.BREAKING
     assert methods(change) == ["runtime.certificate", "runtime.activate"]
+    world.apply()
+    assert world.settled()
+    renew(world.directory)
+    world.configure(plain.replace("{enabled: true}", "{enabled: true, tls: {cert: ./chain.pem, key: ./key.pem}}"))
+    change = change_of(world)
+    assert (change.blast_radius, methods(change)) == (BlastRadius.RELOAD, ["runtime.certificate"])
