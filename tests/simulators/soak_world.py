@@ -113,13 +113,14 @@ class SoakWorld:
     def run(self, duration_s: float) -> None:
         """Everything for so long. What went wrong is in `problems` and `answers`."""
         with ExternalApi() as self.api:
-            self._begin()
             try:
+                self._begin()
                 self._live(duration_s)
             finally:
                 self._stop.set()
-                if self.runtime.process.poll() is None:
-                    assert self.runtime.stop(timeout_s=60) == 0, self.runtime.log.read_text()[-3000:]
+                runtime: RuntimeProcess | None = getattr(self, "runtime", None)
+                if runtime is not None and runtime.process.poll() is None:
+                    assert runtime.stop(timeout_s=60) == 0, runtime.log.read_text()[-3000:]
 
     # The daemon
 
