@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, get_args
 
+from sbctl.base.limits import JSON_INT_MAX
 from sbctl.placement.fleet import Fleet, refused_node, refused_way
 from sbctl.placement.model import DeploymentDemand, Fact, Node, Refusal, RefusalReason, Way
 from sbctl.placement.room import Room, device_groups
@@ -20,7 +21,7 @@ def refusals(fleet: Fleet, demand: DeploymentDemand) -> dict[str, Refusal]:
 
 
 def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand) -> Refusal | None:
-    """The refusal that got furthest, of all ways; None: one of them would do."""
+    """The refusal that got furthest, of all ways, and of several the one that is least short; None: one of them would do."""
     if refusal := refused_node(node, demand, fleet.losses.get(node.node_id)):
         return refusal
     furthest: Refusal | None = None
@@ -28,9 +29,14 @@ def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand) -> Refusal | 
         refusal = refused_way(node, demand, way) or _no_room(fleet.room, node, way, warm=demand.warm)
         if refusal is None:
             return None
-        if furthest is None or _RANK[refusal.reason] > _RANK[furthest.reason]:
+        if furthest is None or _distance(refusal) < _distance(furthest):
             furthest = refusal
     return furthest or Refusal("no_capacity")
+
+
+def _distance(refusal: Refusal) -> tuple[int, int]:
+    short = dict(refusal.facts).get("short_bytes")
+    return -_RANK[refusal.reason], short if isinstance(short, int) else JSON_INT_MAX
 
 
 def _no_room(room: Room, node: Node, way: Way, *, warm: bool) -> Refusal | None:
