@@ -135,25 +135,20 @@ class ClusterLease:
             self._log.info("the lease ends by itself")
 
     async def _renew(self) -> None:
+        """Over its own words only: in a store that lost its data, another's may stand at the very revision that is remembered. A renewal whose
+        answer was lost is found in this way, too."""
         own = self._own
         assert own is not None
         began_s = self._time_s()
-        value = self._value(own.epoch, own.renewal + 1, own.acquired_at_ms, self._ttl_s)
-        try:
-            revision = await self._store.compare_and_set(Bucket.LEASES, CONTROLLER_KEY, value, expected=own.revision)
-        except StoreConflictError:
-            await self._after_conflict(own)
-            return
-        self._own = _Own(own.epoch, own.renewal + 1, revision, own.acquired_at_ms, self._end_s(began_s))
-
-    async def _after_conflict(self, own: _Own) -> None:
-        """A renewal whose answer was lost stands in the store and is our own; anything else took the lease away."""
         entry, found = await self._read()
-        if entry is not None and found is not None and (found.holder, found.epoch) == (self._holder, own.epoch):
-            self._own = _Own(own.epoch, found.renewal, entry.revision, own.acquired_at_ms, own.valid_until_s)
+        if entry is None or found is None or (found.holder, found.epoch) != (self._holder, own.epoch):
+            self._own = None
+            self._log.warning("the lease is lost", epoch=own.epoch, holder=None if found is None else found.holder)
             return
-        self._own = None
-        self._log.warning("the lease is lost", epoch=own.epoch, holder=None if found is None else found.holder)
+        renewal = max(own.renewal, found.renewal) + 1
+        value = self._value(own.epoch, renewal, own.acquired_at_ms, self._ttl_s)
+        revision = await self._store.compare_and_set(Bucket.LEASES, CONTROLLER_KEY, value, expected=entry.revision)
+        self._own = _Own(own.epoch, renewal, revision, own.acquired_at_ms, self._end_s(began_s))
 
     async def _try(self) -> None:
         entry, found = await self._read()
