@@ -122,6 +122,7 @@ class Lab:
             "systemctl stop sbctl-runtime.socket sbctl-launcher.socket 'sbctl*.service' 2>/dev/null;"
             "pkill -KILL -f [/]opt/sbctl/;"
             "rm -rf /etc/sbctl /var/lib/sbctl /var/cache/sbctl /opt/sbctl /run/sbctl"
+            " /var/lib/sbctl-store /var/lib/private/sbctl-store"
             " /etc/systemd/system/sbctl-*.service /etc/systemd/system/sbctl-*.socket /etc/systemd/system/*.wants/sbctl-*.s*"
             " /home/ops/.config/sbctl-runtime /home/ops/.local /home/ops/.cache; systemctl daemon-reload;"
             " userdel sbctl-engine 2>/dev/null; userdel sbctl 2>/dev/null; true"

@@ -39,7 +39,8 @@ def look(port: int, *, others: Collection[str]) -> Health | None:
     routes = (_ask(port, "/routez") or {}).get("routes") or ()
     name = str(told.get("server_name", ""))
     leader = str(group.get("leader") or "") or None
-    replicas = group.get("replicas") or ()
+    # Who does not lead knows of the leader only.
+    replicas = group.get("replicas") or () if leader == name else ()
     return Health(
         version=str(told.get("version", ""))[:64],
         config=str(told.get("config_digest", ""))[:128],

@@ -1,0 +1,201 @@
+"""The store on three hosts with systemd: made by one apply, confined, without its leader, changed one by one under writes, and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.base.errors import SbctlError
+from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer, StoreTiming
+from sbctl.runtime.cluster.store import BUNDLE_KEY, Bucket
+from tests.lab.fixture import Lab, LabHost
+from tests.simulators.operator_world import OperatorWorld, new_world
+from tests.simulators.store_contract import eventually
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+IDENTITY = "/etc/sbctl/identity"
+UNIT = "sbctl-store.service"
+# The rest of a cluster is refused to users until all of it is there.
+PROGRAM = (
+    "import sbctl.config.host_view as view; view.check_cluster = lambda *_: None;"
+    "import sys; from sbctl.cli.main import main; sys.exit(main())"
+)
+
+
+def sbctl(world: OperatorWorld, *arguments: str, expect: int = 0) -> str:
+    world.save()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=world.fleet, env=world.environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == expect, (
+        f"{arguments} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def hosts(lab: Lab) -> Iterator[tuple[LabHost, ...]]:
+    for host in lab.hosts:
+        lab.pristine(host)
+    yield lab.hosts
+    for host in lab.hosts:
+        lab.pristine(host)
+
+
+@pytest.fixture(scope="module")
+def fleet(hosts: tuple[LabHost, ...]) -> Iterator[OperatorWorld]:
+    with new_world() as world:
+        world.config = {
+            "fleet": {
+                "name": "lab",
+                "identity": {"directory": "./cluster"},
+                "ssh": {"user": "root", "identity_file": hosts[0].identity_file},
+                "defaults": {"delivery": "push", "roles": ["gateway", "worker", "authority"]},
+                "hosts": {host.name: {"address": host.address, "host_key": host.fingerprint} for host in hosts},
+            },
+            "proxy": {"http_bind_port": 8080, "cluster": {"cluster_id": "lab", "store": {}}},
+        }
+        sbctl(world, "cluster", "init", "--cluster-id", "lab")
+        sbctl(world, "apply", "--yes")
+        yield world
+
+
+def client(fleet: OperatorWorld, hosts: tuple[LabHost, ...]) -> NatsStore:
+    """As the runtime of the first host would use it."""
+    directory = fleet.fleet / "client"
+    directory.mkdir(exist_ok=True)
+    for name in ("node.pem", "node-key.pem", "ca.pem"):
+        (directory / name).write_text(hosts[0].ssh("cat", f"{IDENTITY}/{name}"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(directory / "ca.pem")
+    context.load_cert_chain(directory / "node.pem", directory / "node-key.pem")
+    servers = [StoreServer(host.name, host.address, 4222) for host in hosts]
+    timing = StoreTiming(first_pause_s=0.1, longest_pause_s=1.0, probe_s=1.0)
+    return NatsStore(lambda: servers, lambda: context, node_id=hosts[0].name, clock=SYSTEM_CLOCK, timing=timing)
+
+
+def leader(hosts: tuple[LabHost, ...]) -> LabHost:
+    told = json.loads(hosts[0].ssh("curl -s '127.0.0.1:8222/jsz'"))
+    return next(host for host in hosts if host.name == told["meta_cluster"]["leader"])
+
+
+def show(host: LabHost, name: str) -> str:
+    return host.ssh(f"systemctl show --value -p {name} {UNIT}").strip()
+
+
+def test_one_apply_makes_a_whole_store_of_three_confined_servers(
+    fleet: OperatorWorld, hosts: tuple[LabHost, ...]
+) -> None:
+    sbctl(fleet, "plan", expect=0)
+    for host in hosts:
+        assert json.loads(host.ssh("curl -s 127.0.0.1:8222/healthz")) == {"status": "ok"}
+        shown = host.ssh(f"systemd-analyze security --no-pager {UNIT} | tail -2")
+        score = re.search(r"exposure level for sbctl-store.service: ([0-9.]+)", shown)
+        assert score is not None
+        assert float(score[1]) <= 2.0
+        status = host.ssh(f"cat /proc/{show(host, 'MainPID')}/status")
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert int(fields["CapEff"], 16) == 0
+        assert fields["Uid"].split()[0] not in ("0", host.ssh("id -u sbctl").strip())
+        assert host.ssh("stat", "-c", "%a", "/run/sbctl-store", "/run/sbctl-store/node-key.pem").split() == [
+            "700",
+            "400",
+        ]
+        assert host.ssh("stat", "-c", "%a:%U", "/etc/sbctl/store").strip() == "700:root"
+        listens = host.ssh("ss -Hltn")
+        assert re.search(r"127\.0\.0\.1:8222\s", listens)
+        assert not re.search(r"(0\.0\.0\.0|\*|\[::\]|10\.78\.\d+\.\d+):8222\s", listens)
+    assert hosts[0].ssh("runuser -u sbctl -- cat /run/sbctl-store/node-key.pem", check=False) == ""
+
+
+async def test_power_loss_of_the_leader_takes_no_acknowledged_write(
+    fleet: OperatorWorld, hosts: tuple[LabHost, ...], lab: Lab
+) -> None:
+    store = client(fleet, hosts)
+    await store.start()
+    try:
+        await store.prepare(replicas=3)
+        await store.put(Bucket.DESIRED, BUNDLE_KEY, b"acknowledged")
+        lost = leader(hosts)
+        await asyncio.to_thread(lab.kill, lost)
+        entry = await eventually(lambda: store.get(Bucket.DESIRED, BUNDLE_KEY))
+        assert entry.value == b"acknowledged"
+        await eventually(lambda: store.put(Bucket.DESIRED, BUNDLE_KEY, b"without it"))
+        await asyncio.to_thread(lab.start, lost)
+
+        async def whole() -> bool | None:
+            said = await asyncio.to_thread(lost.ssh, "curl -s 127.0.0.1:8222/healthz", check=False)
+            return True if '"ok"' in said else None
+
+        await eventually(whole)
+    finally:
+        await store.close()
+
+
+async def test_stores_restart_one_after_another_while_somebody_writes(
+    fleet: OperatorWorld, hosts: tuple[LabHost, ...]
+) -> None:
+    store = client(fleet, hosts)
+    await store.start()
+    acknowledged = 0
+    stop = asyncio.Event()
+
+    async def write() -> None:
+        nonlocal acknowledged
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with suppress(SbctlError):
+                await store.put(Bucket.DESIRED, "trust", str(number).encode())
+                acknowledged = number
+            await asyncio.sleep(0.05)
+
+    writing = asyncio.create_task(write())
+    try:
+        fleet.config["proxy"]["cluster"]["store"] = {"monitor_port": 8223}
+        await asyncio.to_thread(sbctl, fleet, "apply", "--yes")
+        stop.set()
+        await writing
+        entry = await eventually(lambda: store.get(Bucket.DESIRED, "trust"))
+        assert int(entry.value) >= acknowledged > 0
+    finally:
+        stop.set()
+        await store.close()
+    sbctl(fleet, "plan", expect=0)
+    for host in hosts:
+        assert json.loads(host.ssh("curl -s 127.0.0.1:8223/healthz")) == {"status": "ok"}
+
+
+def test_a_new_identity_is_taken_up_without_a_restart(fleet: OperatorWorld, hosts: tuple[LabHost, ...]) -> None:
+    host = hosts[0]
+    before = host.ssh("cat", f"{IDENTITY}/node.pem")
+    pids = [show(each, "MainPID") for each in hosts]
+    sbctl(fleet, "cluster", "rotate", host.name)
+    sbctl(fleet, "apply", "--yes")
+    assert host.ssh("cat", f"{IDENTITY}/node.pem") != before
+    assert host.ssh("cat /run/sbctl-store/node.pem") == host.ssh("cat", f"{IDENTITY}/node.pem")
+    assert [show(each, "MainPID") for each in hosts] == pids
+    sbctl(fleet, "plan", expect=0)
+
+
+def test_destroy_leaves_nothing_of_it(fleet: OperatorWorld, hosts: tuple[LabHost, ...]) -> None:
+    sbctl(fleet, "destroy", "--yes")
+    for host in hosts:
+        found = host.ssh(
+            "find / -xdev '(' -path /proc -o -path /sys ')' -prune -o -name '*sbctl-store*' -print 2>/dev/null",
+            check=False,
+        )
+        assert [line for line in found.splitlines() if not line.startswith(("/var/log", "/proc"))] == []
+        assert host.ssh("ls /opt/sbctl /etc/sbctl 2>/dev/null", check=False).strip() == ""
+        assert host.ssh("pgrep -x nats-server", check=False).strip() == ""
