@@ -216,9 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="up to 1,000 nodes and 1,000 deployments")
     quick = parser.parse_args().quick
-    costs(
-        [(100, 100), (300, 300), (1000, 1000), *([] if quick else [(3000, 3000), (10_000, 1000), (10_000, 10_000)])]
-    )
+    costs([(100, 100), (300, 300), (1000, 1000), *([] if quick else [(3000, 3000), (10_000, 1000), (10_000, 10_000)])])
     print("\nMoves / ideal")
     moves([(30, 50), (30, 85), (100, 50), (100, 85), *([] if quick else [(300, 50), (300, 85)])])
     print(

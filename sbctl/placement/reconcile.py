@@ -60,12 +60,16 @@ def reconcile(
     policy: PlacementPolicy = DEFAULT_POLICY,
     confirmed_losses: Collection[str] = (),
     tried_again: Collection[str] = (),
+    offered: Collection[str] = (),
 ) -> PlacementPlan:
     """The next plan. `mark` must grow from one evaluation to the next.
 
     `confirmed_losses`: nodes that an operator says are gone. `tried_again`: deployments whose rollout he wants begun once more, with a
-    deadline of its own, though nothing in them changed.
+    deadline of its own, though nothing in them changed. `offered`: nodes that he wants to take over what they would win, as if they had just
+    joined.
     """
+    if offered:
+        prior = replace(prior, settled=prior.settled - frozenset(offered))
     view = replace(view, nodes={name: node for name, node in view.nodes.items() if name not in view.removed})
     if missing := _waits_for(view, prior, policy, now_ms):
         return replace(prior, waits_for=missing)
@@ -97,9 +101,13 @@ def reconcile(
     )
 
 
+def _is_first(prior: PlacementPlan) -> bool:
+    return not prior.settled and not prior.deployments and not prior.high_waters
+
+
 def _waits_for(view: ClusterView, prior: PlacementPlan, policy: PlacementPolicy, now_ms: int) -> tuple[str, ...]:
     """Who must be heard before a first plan: what such a node runs is not known, and would be placed a second time."""
-    if prior.settled or now_ms - view.watching_since_ms >= policy.unreachable_after_ms:
+    if not _is_first(prior) or now_ms - view.watching_since_ms >= policy.unreachable_after_ms:
         return ()
     return tuple(sorted(view.expected - view.nodes.keys() - view.removed))
 
@@ -247,13 +255,13 @@ def _explained(
 
 def _newcomers(fleet: Fleet, view: ClusterView, prior: PlacementPlan, liveness: Liveness) -> frozenset[str]:
     """Nodes that may be offered replicas that have a place. Nobody is new to a fleet without a plan, and nobody moves under the brake."""
-    if not prior.settled or liveness.brake is not None:
+    if _is_first(prior) or liveness.brake is not None:
         return frozenset()
     return frozenset(name for name in view.nodes if name not in prior.settled and fleet.is_open(name))
 
 
 def _settled(fleet: Fleet, prior: PlacementPlan, joined: frozenset[str], *, unfinished: bool) -> frozenset[str]:
-    if not prior.settled:
+    if _is_first(prior):
         return frozenset(name for name in fleet.ids if fleet.is_open(name))
     lost = {name for name, loss in fleet.losses.items() if loss.state == "lost"}
     return (prior.settled & fleet.by_id.keys()) - lost | (frozenset() if unfinished else joined)

@@ -121,7 +121,14 @@ class PlacementWorld:
     def want(self, *demands: DeploymentDemand) -> None:
         self.demands |= {demand.deployment: demand for demand in demands}
 
-    def evaluate(self, seconds: float = 5.0, *, fresh: bool = True, tried_again: Collection[str] = ()) -> PlacementPlan:
+    def evaluate(
+        self,
+        seconds: float = 5.0,
+        *,
+        fresh: bool = True,
+        tried_again: Collection[str] = (),
+        offered: Collection[str] = (),
+    ) -> PlacementPlan:
         """Hear the nodes, evaluate, tell the nodes (who may not have heard it yet). Not `fresh`: by what they said before."""
         self.now_ms += int(seconds * 1000)
         if fresh:
@@ -136,6 +143,7 @@ class PlacementWorld:
             policy=self.policy,
             confirmed_losses=self.confirmed,
             tried_again=tried_again,
+            offered=offered,
         )
         for name, told in assignments(self.plan, self.view).items():
             if name in self.workers:

@@ -311,3 +311,20 @@ def test_a_node_that_comes_back_in_time_takes_its_replica_back() -> None:
     placed = world.evaluate().deployments["a"]
     assert {(place.slot, place.node_id) for place in placed.target} >= {(0, leaving)}
     assert (placed.rollout.phase, placed.held) == ("stable", ())
+
+
+def test_nodes_that_are_offered_again_mend_a_spread_that_came_about_when_there_was_no_room() -> None:
+    world = PlacementWorld([cpu_node("a1", 16, zone="a"), cpu_node("a2", 16, zone="a"), cpu_node("b1", 16, zone="b")])
+    world.want(demand_of("full", 1, gib=14, required_labels={"zone": "b"}))
+    world.settle(2)
+    world.want(demand_of("a", 2, gib=4, spread_by=("zone",)))
+    world.settle(4)
+    del world.demands["full"]
+    plan = world.settle(4)
+    assert {place.node_id for place in plan.deployments["a"].target} == {"a1", "a2"}, "room that is free moves nobody"
+    world.evaluate(offered=set(world.workers))
+    for _ in range(8):
+        assert world.serving("a") >= 2
+        plan = world.settle(1)
+    assert {place.node_id for place in plan.deployments["a"].target} - {"a1", "a2"} == {"b1"}
+    assert plan.settled == set(world.workers)
