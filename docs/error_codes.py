@@ -11,6 +11,7 @@ from typing import Final
 
 from sbctl.base import errors
 from sbctl.base.errors import HTTP_STATUS, ExitCode, SbctlError
+from sbctl.runtime.peer.codes import REFUSALS
 
 HTTP_SENTENCES: Final = {
     "address_refused": "the admin API is not open to the caller's address: proxy.admin.allow_ips lists those that it is open to",
@@ -262,7 +263,7 @@ def http_codes() -> dict[str, tuple[int, str]]:
     """Reason codes of the runtime's HTTP answers → status and sentence."""
     known: dict[str, tuple[int, str]] = {code: (status, "") for code, status in HTTP_STATUS.by_code.items()}
     for code, family, sentence, _step in _found():
-        if "." not in code and family:
+        if "." not in code and family and code not in REFUSALS:
             known[code] = (HTTP_STATUS.status(code), known.get(code, (0, ""))[1] or sentence)
     return {code: (status, HTTP_SENTENCES.get(code) or text) for code, (status, text) in sorted(known.items())}
 

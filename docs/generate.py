@@ -28,6 +28,7 @@ from typer.main import get_command  # noqa: E402
 from sbctl.base.fs import write_atomic  # noqa: E402
 from sbctl.cli.app import app  # noqa: E402
 from sbctl.runtime.openapi import openapi_document  # noqa: E402
+from sbctl.runtime.peer.codes import REFUSALS  # noqa: E402
 
 __all__ = ["drifted", "pages"]
 
@@ -182,6 +183,16 @@ def errors_page() -> str:
     parts.append(
         "## Answers of the runtime over HTTP\n\nThe `code` of an error body, and the reason that status and `drift` show.\n\n"
         f"| code | HTTP | says |\n|---|---|---|\n{rows}\n"
+    )
+    rows = "\n".join(
+        f"| `{code}` | {refusal.status} | {refusal.kind} | {_cell(refusal.says)} |"
+        for code, refusal in sorted(REFUSALS.items())
+    )
+    parts.append(
+        "## Refusals between nodes\n\nA worker's answers to a gateway (`x-sbproxy-error-code`), and what a gateway makes of a way that failed. "
+        "By the class a gateway asks another node (capacity, readiness, transport) or nobody (security, terminal). Callers never see them: "
+        "to a caller the model is temporarily unavailable, and `sbproxy_reason` names the code.\n\n"
+        f"| code | HTTP | class | says |\n|---|---|---|---|\n{rows}\n"
     )
     return "\n".join(parts)
 

@@ -12,57 +12,65 @@ Codes and statuses as in SBproxy's model plane.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from sbctl.base.errors import HTTP_STATUS, SbctlError
 from sbctl.runtime.admission import AdmissionError
 
-__all__ = ["RetryClass", "may_be_asked_elsewhere", "retry_class", "status_of"]
+__all__ = ["REFUSALS", "Refusal", "RetryClass", "may_be_asked_elsewhere", "retry_class", "status_of"]
 
 RetryClass = Literal["security", "capacity", "readiness", "transport", "terminal"]
 
-_STATUS: Final[Mapping[str, int]] = {
-    "replay_detected": 409,
-    "stale_boot_epoch": 409,
-    "stale_deployment_generation": 409,
-    "deployment_not_assigned": 409,
-    "invalid_envelope": 401,
-    "envelope_too_large": 401,
-    "audience_mismatch": 401,
-    "dispatch_expired": 401,
-    "dispatch_not_yet_valid": 401,
-    "invalid_dispatch_lifetime": 401,
-    "hop_limit_exceeded": 401,
-    "request_digest_mismatch": 401,
-    "peer_authentication_failed": 401,
-    "replay_fence_full": 401,
-    "peer_revoked": 403,
-    "no_eligible_replica": 503,
-    "listener_shutdown": 503,
-    "upstream_failed": 503,
-    "draining": 503,
-    "body_too_large": 413,
-    "request_body_too_large": 413,
-    "transport_failed": 400,
-    "tls_failed": 400,
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One code that only the peer plane has."""
+
+    status: int
+    kind: RetryClass
+    says: str
+
+
+REFUSALS: Final[Mapping[str, Refusal]] = {
+    "replay_detected": Refusal(409, "security", "the dispatch was accepted before"),
+    "stale_boot_epoch": Refusal(
+        409, "readiness", "the worker's process is another one; it says which, and is asked again"
+    ),
+    "stale_deployment_generation": Refusal(409, "readiness", "the worker serves another generation of the deployment"),
+    "deployment_not_assigned": Refusal(409, "readiness", "the deployment is not this worker's"),
+    "invalid_envelope": Refusal(401, "security", "the envelope is not one that is read"),
+    "envelope_too_large": Refusal(401, "security", "the envelope has more bytes than any has"),
+    "audience_mismatch": Refusal(401, "security", "the dispatch is for another node"),
+    "dispatch_expired": Refusal(401, "readiness", "the dispatch is over by the worker's clock; look at both clocks"),
+    "dispatch_not_yet_valid": Refusal(
+        401, "readiness", "the dispatch is ahead of the worker's clock; look at both clocks"
+    ),
+    "invalid_dispatch_lifetime": Refusal(401, "security", "the dispatch lives for longer than any may"),
+    "hop_limit_exceeded": Refusal(401, "security", "the dispatch came over more than one hop"),
+    "request_digest_mismatch": Refusal(401, "security", "the body is not the one that was signed for"),
+    "peer_authentication_failed": Refusal(
+        401,
+        "security",
+        "who sends it is not proved, has no gateway role, or shows a caller's key; the worker's log says which",
+    ),
+    "replay_fence_full": Refusal(401, "capacity", "more dispatches than are remembered; none is forgotten early"),
+    "peer_revoked": Refusal(403, "security", "the gateway's identity was revoked"),
+    "listener_shutdown": Refusal(503, "readiness", "the worker is stopping"),
+    "identity_unusable": Refusal(503, "readiness", "the gateway's own identity does not count; its log says why"),
+    "body_too_large": Refusal(413, "terminal", "the body has more bytes than a request may have"),
+    "tls_failed": Refusal(400, "transport", "the worker shows another certificate than its snapshot was signed with"),
+    "transport_failed": Refusal(
+        400, "transport", "the worker was not reached, or ended the connection before an answer"
+    ),
 }
-_CLASS: Final[Mapping[str, RetryClass]] = {
-    "replay_detected": "security",
-    "invalid_envelope": "security",
-    "envelope_too_large": "security",
-    "audience_mismatch": "security",
-    "invalid_dispatch_lifetime": "security",
-    "hop_limit_exceeded": "security",
-    "request_digest_mismatch": "security",
-    "peer_authentication_failed": "security",
-    "peer_revoked": "security",
-    "replay_fence_full": "capacity",
+_SHARED_STATUS: Final[Mapping[str, int]] = {"upstream_failed": 503, "draining": 503}
+"""Of codes that the public API has too, with another status there."""
+_SHARED_CLASS: Final[Mapping[str, RetryClass]] = {
     "queue_full": "capacity",
     "queue_timeout": "capacity",
     "overloaded": "capacity",
     "insufficient_capacity": "capacity",
-    "tls_failed": "transport",
-    "transport_failed": "transport",
     "upstream_failed": "transport",
 }
 
@@ -71,21 +79,20 @@ def status_of(error: SbctlError) -> int:
     """Of an answer on the peer plane. Whatever a gate refuses is 429; what is in no table is this worker's own trouble, 503."""
     if isinstance(error, AdmissionError):
         return 429
-    known = _STATUS.get(error.code)
-    if known is not None:
-        return known
-    status = HTTP_STATUS.status(error.code)
-    return 503 if status == 500 else status
+    if error.code in REFUSALS:
+        return REFUSALS[error.code].status
+    shared = _SHARED_STATUS.get(error.code) or HTTP_STATUS.status(error.code)
+    return 503 if shared == 500 else shared
 
 
 def retry_class(code: str, status: int) -> RetryClass:
     """Of a refusal by its code and status."""
-    known = _CLASS.get(code)
+    if code in REFUSALS:
+        return REFUSALS[code].kind
+    known = _SHARED_CLASS.get(code)
     if known is not None:
         return known
-    if status == 429 or status >= 500 or status == 409 or code in ("dispatch_expired", "dispatch_not_yet_valid"):
-        return "readiness"
-    return "terminal"
+    return "readiness" if status in (409, 429) or status >= 500 else "terminal"
 
 
 def may_be_asked_elsewhere(kind: RetryClass) -> bool:

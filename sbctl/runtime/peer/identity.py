@@ -6,13 +6,13 @@ HTTP/1.1 by ALPN, no tickets: a session says nothing of who is at its other end,
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from sbctl.base.errors import EngineError, InputError, RefusedError, SbctlError
+from sbctl.base.errors import EngineError, RefusedError, SbctlError
 from sbctl.base.secret import Secret
+from sbctl.runtime.identity_tls import load_identity
 from sbctl.runtime.log import get_log
 from sbctl.trust.node_identity import NodeIdentityFiles
 from sbctl.trust.peer_documents import NodeSigner, Peer, PeerMark, PeerVerifier
@@ -111,21 +111,7 @@ def _context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 
 def _loaded(protocol: ssl._SSLMethod, files: NodeIdentityFiles, key: Secret) -> ssl.SSLContext:
-    """OpenSSL reads keys from files alone: this one has no name and lies in no filesystem. Raises InputError `tls.unusable`."""
+    """Raises InputError `tls.unusable`."""
     context = _context(protocol)
-    fd = os.memfd_create("sbctl-peer", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(files.certificate.encode() + b"\n" + key.reveal())
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-        context.load_verify_locations(cadata=files.ca)
-    except (ssl.SSLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or type(error).__name__
-        raise InputError(
-            "tls.unusable",
-            f"OpenSSL refuses the node's certificate, key or CA: {reason}",
-            next_step="have the identity issued anew: sbctl cluster rotate NODE, then sbctl apply",
-        ) from None
-    finally:
-        os.close(fd)
+    load_identity(context, files, key)
     return context
