@@ -124,6 +124,10 @@ class NatsCluster:
     def servers(self) -> tuple[StoreServer, ...]:
         return tuple(StoreServer(name, "127.0.0.1", self._ports[name][0]) for name in self.members)
 
+    @property
+    def processes(self) -> tuple[subprocess.Popen[bytes], ...]:
+        return tuple(self._processes.values())
+
     def request(self, name: str) -> StoreInstall:
         port, _, monitor = self._ports[name]
         members = tuple(
