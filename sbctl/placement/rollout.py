@@ -105,9 +105,8 @@ def _rolling(
         return replace(current, held=helds, rollout=_settled(current.rollout), fallback=())
     if current.rollout.phase == "stable":
         return replace(current, rollout=replace(current.rollout, target_ready=False))
-    ending = {held.place for held in _useless(demand, current, moment.sight)}
     surplus = max(0, count.total - demand.replicas)
-    ending |= {held.place for held in _dispensable(count, current.target)[:surplus]}
+    ending = {held.place for held in _dispensable(count, current.target)[:surplus]}
     phase: RolloutPhase = "waiting_for_readiness" if current.held else "starting"
     if makes_room and not late and not ending and not waits_for_room and len(count.ready) == len(current.target):
         phase = "no_room"
@@ -135,13 +134,6 @@ def _count(demand: DeploymentDemand, current: DeploymentPlacement, sight: Sight)
         answering=tuple(place for place in ready if sight.is_in_service(place)),
         serving=tuple(held for held in retained if sight.shown(name, held.place) == "ready"),
     )
-
-
-def _useless(demand: DeploymentDemand, current: DeploymentPlacement, sight: Sight) -> list[Held]:
-    """Of what is retained: engines that failed or are not there."""
-    return [
-        h for h in current.held if not h.draining and sight.shown(demand.deployment, h.place) in {"failed", "absent"}
-    ]
 
 
 def _dispensable(count: _Count, target: Sequence[Place]) -> list[Held]:

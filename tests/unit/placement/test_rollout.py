@@ -328,3 +328,25 @@ def test_nodes_that_are_offered_again_mend_a_spread_that_came_about_when_there_w
         plan = world.settle(1)
     assert {place.node_id for place in plan.deployments["a"].target} - {"a1", "a2"} == {"b1"}
     assert plan.settled == set(world.workers)
+
+
+def test_an_old_replica_that_crashed_is_kept_as_long_as_the_new_is_not_ready() -> None:
+    world = _world(replicas=1)
+    world.broken.add(("a", "v2"))
+    world.want(demand_of("a", 1, version=2))
+    world.evaluate()
+    for worker in world.workers.values():
+        for engine in worker.engines.values():
+            engine.state = "failed"
+    assert [held.draining for held in world.evaluate().deployments["a"].held] == [False], "it may come back"
+
+
+def test_what_never_served_makes_room_for_what_takes_its_place() -> None:
+    world = PlacementWorld([cpu_node("n0", 16)])
+    world.want(demand_of("a", 1, gib=12))
+    world.evaluate()
+    world.want(demand_of("a", 1, gib=12, version=2))
+    world.work("n0", engines=False)
+    assert world.evaluate().deployments["a"].rollout.phase == "making_room"
+    world.settle(5)
+    assert [place.variant for _, place in world.live("a")] == ["v2"]
