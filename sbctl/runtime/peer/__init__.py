@@ -2,6 +2,7 @@
 
     gateway's side
     candidates  who may answer, out of what nodes published        choice      which of them, and in which order
+    known       all of that, by deployment, as last heard          gateway     the public API of a gateway in a cluster
     dispatch    attempts, failover, cold starts                    client      kept connections to workers, and what they refuse with
     worker's side
     listener    the port, connections, revoked peers               worker      who asks, whether it counts, and the way to an engine
@@ -9,7 +10,7 @@
     both
     identity    certificate, CA and revocations, swapped at once   envelope    what is signed, and what is checked of it
     framing     the body on the wire                               codes       refusals: status, and whether somebody else is asked
-    metrics     counters
+    metrics     counters                                           plane       all of it for one node
 
 Before the first byte of an answer another replica may be asked; after it, never. A peer is believed for what its certificate and its signed
 words say, never for where it calls from.

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
+from sbctl.runtime.cluster.directory import DirectoryView
 from sbctl.runtime.peer.candidates import KnownNode, Selection, region_of, select
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["KnownCluster", "generations_of"]
+__all__ = ["KnownCluster", "generations_of", "known_nodes"]
 
 _NOBODY: Final = Selection((), {})
 
@@ -24,6 +25,15 @@ def generations_of(plan: PlacementDocument) -> Mapping[str, tuple[int, ...]]:
 
 def _kept(placed: PlacedDeployment) -> list[int]:
     return sorted({each.generation for each in placed.retained} - {placed.generation}, reverse=True)
+
+
+def known_nodes(view: DirectoryView) -> list[KnownNode]:
+    """The nodes of a directory that count."""
+    return [
+        KnownNode(row.snapshot, row.peer.certificate_sha256)
+        for row in view.rows.values()
+        if not row.exclusion and row.snapshot is not None and row.peer is not None
+    ]
 
 
 class KnownCluster:

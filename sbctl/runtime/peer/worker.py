@@ -177,7 +177,8 @@ class PeerWorker:
             now_s=loop.time(),
         )
         if self._marks.known().get(envelope.issuer_node_id) != verified.mark:
-            self._marks.note(envelope.issuer_node_id, verified.mark)
+            # Once for each start of a gateway: the disk may take its time, and others are served meanwhile.
+            await asyncio.to_thread(self._marks.note, envelope.issuer_node_id, verified.mark)
         generation = self._assigned.serving(envelope.deployment, envelope.deployment_generation)
         operation = SURFACE[envelope.path]
         asked = await _read(operation, body, envelope.content_type or "")
