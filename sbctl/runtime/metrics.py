@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from sbctl.runtime.device_metrics import DeviceMetrics
 from sbctl.runtime.gateway.ports import Outcome
 from sbctl.runtime.gauges import CertificateGauge, DeploymentGauges, MemoryGauges
+from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.public_tls import PublicTls
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import Evicted
@@ -64,6 +65,7 @@ class RuntimeMetrics:
         self._requests = RequestMetrics()
         self._registry.register(self._requests)
         self.weights = WeightMetrics(self._registry)
+        self.peers = PeerMetrics(self._registry)
         self.value = ValueLedger()
         self.devices = DeviceMetrics()
         self._registry.register(self.devices)
