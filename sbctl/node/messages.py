@@ -18,11 +18,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.scrypt import SCRYPT_PATTERN
+from sbctl.node.cluster_config import ClusterConfig
+from sbctl.node.cluster_messages import ClusterPublish
 from sbctl.node.egress_messages import EgressCheck
 from sbctl.node.identity_messages import (
     CertificateInstall,
@@ -108,6 +110,7 @@ class Method(StrEnum):
     BLOB_FETCH = "blob.fetch"
     BUNDLE_APPLY = "bundle.apply"
     BUNDLE_CLEAR = "bundle.clear"
+    CLUSTER_PUBLISH = "cluster.publish"
     DEPLOYMENT_ACTION = "deployment.action"
     LOGS_READ = "logs.read"
     EVENTS_READ = "events.read"
@@ -224,6 +227,13 @@ class RuntimeConfig(Params):
     """How the host reaches the outside. The secrets that it names are sent beside `runtime.activate`."""
     provider_keys: tuple[Annotated[str, Field(pattern=PROVIDER_KEY_PATTERN)], ...] = Field(default=(), max_length=64)
     """Secrets for external providers, sent in the same way."""
+    cluster: ClusterConfig | None = None
+    """None: the host serves by itself; then it is not in the file."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        return document if self.cluster is not None else {k: v for k, v in document.items() if k != "cluster"}
 
     @property
     def has_tls(self) -> bool:
@@ -457,6 +467,7 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.BLOB_SERVE: BlobServe,
     Method.BLOB_FETCH: BlobFetch,
     Method.BUNDLE_APPLY: BundleApply,
+    Method.CLUSTER_PUBLISH: ClusterPublish,
     Method.DEPLOYMENT_ACTION: DeploymentAction,
     Method.AUDIT_VERIFY: AuditVerify,
     Method.LOGS_READ: LogsRead,

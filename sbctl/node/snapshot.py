@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,6 +12,7 @@ __all__ = [
     "ArtifactState",
     "BundleState",
     "CertificateState",
+    "ClusterState",
     "DeploymentState",
     "DiskState",
     "DrainState",
@@ -295,6 +296,22 @@ class DeploymentState(_Fact):
     last_error: str | None = None
 
 
+class ClusterState(_Fact):
+    """The cluster as this node knows it. `bundle`: the cluster's, as it is kept here; None before there was one.
+
+    `members`: digest of each of its deployments, as the bundle has it. `placement`: the newest plan of the lease-holder that this node
+    verified, a `PlacementDocument`; None when it knows none. `problem`: why it stands alone, in one sentence.
+    """
+
+    cluster_id: str = Field(max_length=128)
+    is_authority: bool = False
+    bundle: BundleState | None = None
+    members: dict[str, str] = Field(default_factory=dict, max_length=1024)
+    placement: dict[str, Any] | None = None
+    store_reachable: bool | None = None
+    problem: str | None = Field(default=None, max_length=512)
+
+
 class NodeSnapshot(_Fact):
     schema_version: Literal[1] = 1
     bootstrapped: bool
@@ -317,5 +334,7 @@ class NodeSnapshot(_Fact):
     """What engines took here, as the runtime saw it."""
     certificate: CertificateState | None = None
     enrollment: EnrollmentState | None = None
+    cluster: ClusterState | None = None
+    """None: no node of a cluster, or its runtime does not answer."""
     store: StoreState | None = None
     store_program: StoreProgramFact | None = None

@@ -1,14 +1,18 @@
-"""`bundle.apply`, `bundle.clear`, `deployment.action`: handed to the runtime on this host over its control socket."""
+"""`bundle.apply`, `bundle.clear`, `cluster.publish`, `deployment.action`: handed to the runtime on this host over its control socket."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from sbctl.base.errors import HostError, InputError, error_from_wire
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.engines.detect import find_llama_server
+from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
 from sbctl.node.messages import BundleApply, DeploymentAction
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
@@ -16,7 +20,7 @@ from sbctl.runtime.nodeops.launcher_units import allow_programs
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.verifier import parse_bundle
 
-__all__ = ["act_on_deployment", "apply_bundle", "clear_bundle"]
+__all__ = ["act_on_deployment", "apply_bundle", "clear_bundle", "publish_bundle"]
 
 _SILENCE_S: Final = 60.0
 """The runtime says something every few seconds while it works."""
@@ -74,6 +78,18 @@ def _outcome(context: NodeContext, lines: Iterator[dict[str, Any]], cut: str) ->
         next_step="run the command again: it reads the host before it acts",
         retryable=True,
     )
+
+
+def publish_bundle(context: NodeContext, params: ClusterPublish) -> dict[str, Any]:
+    """What the nodes of the cluster made of it by then. Raises as `apply_bundle`; HostError `runtime.answer_invalid`."""
+    client = ControlClient(context.paths.control_socket)
+    context.cancellation.subscribe(client.abandon)
+    lines = client.publish_bundle(params.model_dump(mode="json"), silence_s=_SILENCE_S)
+    result = _outcome(context, lines, "the runtime ended before it said whether the bundle was published")
+    try:
+        return ClusterPublished.model_validate_json(json.dumps(result)).model_dump(mode="json")
+    except ValidationError as error:
+        raise HostError("runtime.answer_invalid", "the runtime did not say what was published") from error
 
 
 def clear_bundle(context: NodeContext, _params: None) -> dict[str, Any]:

@@ -88,6 +88,17 @@ class ControlClient:
         body = {"envelope": envelope, "expected_revision": expected_revision}
         return self._lines("/control/v1/bundle", body, silence_s)
 
+    def cluster(self, *, timeout_s: float = _QUICK_S) -> dict[str, Any] | None:
+        """The cluster as this node knows it; None when nobody answers, or the runtime is no node of one."""
+        try:
+            return self._json("GET", "/control/v1/cluster", None, timeout_s)
+        except SbctlError:
+            return None
+
+    def publish_bundle(self, asked: Mapping[str, Any], *, silence_s: float) -> Iterator[dict[str, Any]]:
+        """As `apply_bundle`, for the bundle of the cluster that this node is an authority of."""
+        return self._lines("/control/v1/cluster/bundle", asked, silence_s)
+
     def _lines(self, path: str, body: Mapping[str, Any], silence_s: float) -> Iterator[dict[str, Any]]:
         response = self._request("POST", path, body, silence_s)
         try:

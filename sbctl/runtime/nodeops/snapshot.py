@@ -24,7 +24,7 @@ from sbctl.node.facts import FactsError, gather
 from sbctl.node.machine import filesystem_of
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
-from sbctl.node.snapshot import BundleState, DeploymentState, NodeSnapshot
+from sbctl.node.snapshot import BundleState, ClusterState, DeploymentState, NodeSnapshot
 from sbctl.node.store_server import PROGRAM_NAME
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
@@ -37,7 +37,7 @@ from sbctl.runtime.supervise import supervisor_of
 
 __all__ = ["activated_as", "answer_snapshot", "cache_root", "host_facts", "stored_config", "take_snapshot"]
 
-_State = TypeVar("_State", BundleState, DeploymentState)
+_State = TypeVar("_State", BundleState, ClusterState, DeploymentState)
 
 _CONFIG_MAX_BYTES = 4 * BUNDLE_MAX_BYTES
 
@@ -102,6 +102,7 @@ def take_snapshot(context: NodeContext) -> NodeSnapshot:
         "engines": _engines(context),
         "artifacts": [asdict(entry) for entry in ArtifactCache(root).entries()],
         "bundle": _one(BundleState, status.get("bundle")),
+        "cluster": _cluster(paths, status),
         "certificate": _certificate(context, status),
         "enrollment": _enrollment(context),
         "store": _store(context),
@@ -131,6 +132,14 @@ def _one(kind: type[_State], raw: object) -> _State | None:
         return None if raw is None else kind.model_validate(raw)
     except ValidationError:
         return None
+
+
+def _cluster(paths: NodePaths, status: Mapping[str, Any]) -> ClusterState | None:
+    """Asked only where the configuration makes this a node of a cluster."""
+    config, _ = stored_config(paths)
+    if not status or config is None or config.cluster is None:
+        return None
+    return _one(ClusterState, ControlClient(paths.control_socket).cluster())
 
 
 def _with_memory(state: DeploymentState) -> DeploymentState:

@@ -65,6 +65,7 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.BLOB_FETCH: ("blob_ops", "fetch_blob"),
     Method.BUNDLE_APPLY: ("bundle_ops", "apply_bundle"),
     Method.BUNDLE_CLEAR: ("bundle_ops", "clear_bundle"),
+    Method.CLUSTER_PUBLISH: ("bundle_ops", "publish_bundle"),
     Method.DEPLOYMENT_ACTION: ("bundle_ops", "act_on_deployment"),
     Method.LOGS_READ: ("reading_ops", "read_logs"),
     Method.EVENTS_READ: ("reading_ops", "read_events"),
