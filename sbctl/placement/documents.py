@@ -61,7 +61,7 @@ class Head(TypedDict):
 
 
 def node_of(snapshot: NodeSnapshotDocument, *, heard_at_ms: int, exclusion: str = "") -> Node:
-    """A node by its verified snapshot. `exclusion`: the directory's reason to offer it nothing new."""
+    """A node by its verified snapshot. `exclusion`: the directory's reason to offer it nothing new; that it says so itself is none."""
     health, mark = snapshot.health, snapshot.assignment
     return Node(
         node_id=snapshot.node.node_id,
@@ -71,7 +71,8 @@ def node_of(snapshot: NodeSnapshotDocument, *, heard_at_ms: int, exclusion: str 
         has_endpoint=snapshot.node.peer_address is not None and health.peer_plane != "unavailable",
         health=health.state,
         health_reasons=health.reason_codes,
-        exclusion=exclusion or ("authority_stale" if snapshot.authority_stale else ""),
+        exclusion=(exclusion if exclusion != "reported_unhealthy" else "")
+        or ("authority_stale" if snapshot.authority_stale else ""),
         drain=("evacuate" if EVACUATES in health.reason_codes else "cordon") if health.draining else "",
         memory_bytes=snapshot.capacity.memory_bytes,
         max_engines=snapshot.capacity.max_engines,

@@ -152,6 +152,8 @@ def _size(value: Fact) -> str:
 
 def brake_text(brake: Brake) -> str:
     nodes = ", ".join(brake.nodes[:5]) + (f" and {len(brake.nodes) - 5} more" if len(brake.nodes) > 5 else "")
+    if brake.stale_since_ms is not None:
+        return f"the store is not heard: nothing is placed anew for {nodes}"
     return (
         f"{brake.silent} of {brake.workers} workers are silent or were lost a short while ago, and at most {brake.limit} may be: "
         f"nothing is placed anew for {nodes}"

@@ -3,7 +3,8 @@
 A node whose snapshots stop is *unreachable* first: it gets nothing new, and what it runs stays its own, since it goes on serving. When the
 silence lasts it is *lost*, and its replicas are placed elsewhere. Silence of many at once is more likely ours than theirs (a cut link, a dead
 store, a clock), and placing half a fleet on the other half would finish what the fault began. So when more than `brake_percent` of the workers are silent,
-or were lost a short while ago, nobody else is declared lost until they are back or an operator confirms who is gone. One node may always be lost.
+or were lost a short while ago, nobody else is declared lost until they are back or an operator confirms who is gone. One node may always be lost,
+but nobody while the store itself is not heard.
 
 A reader that just began to watch has heard nothing yet: silence counts from then. Who was lost before stays lost until it is heard.
 """
@@ -48,8 +49,8 @@ def judge(
     limit = max(1, fleet * policy.brake_percent // 100)
     overdue = [name for name in counted if name not in lost and now_ms - silent[name] >= policy.lost_after_ms]
     brake = None
-    if len(recent) > limit:
-        brake = Brake(len(recent), fleet, limit, tuple(overdue)) if overdue else None
+    if len(recent) > limit or view.stale_since_ms is not None:
+        brake = Brake(len(recent), fleet, limit, tuple(overdue), view.stale_since_ms) if overdue else None
     else:
         lost |= {name: Loss("lost", now_ms) for name in overdue}
     unreachable = {name: Loss("unreachable", began) for name, began in silent.items() if name not in lost}

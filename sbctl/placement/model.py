@@ -118,13 +118,15 @@ class ClusterView:
     """One directory at one moment. `watching_since_ms`: when its reader began; silence is not counted from before.
 
     `removed`: node ids that an operator took out of the cluster; nobody waits for them. `expected`: node ids that belong to the cluster by
-    another source than their snapshots; a first plan waits for them a while, since they may run something already.
+    another source than their snapshots; a first plan waits for them a while, since they may run something already. `stale_since_ms`: the
+    store was heard last then, too long ago; None: the view is fresh.
     """
 
     nodes: Mapping[str, Node]
     watching_since_ms: int = 0
     removed: frozenset[str] = frozenset()
     expected: frozenset[str] = frozenset()
+    stale_since_ms: int | None = None
 
 
 # --- what is asked for
@@ -299,12 +301,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Brake:
-    """Nobody is declared lost: `silent` of `workers` are silent or were lost a short while ago, and `limit` may be. `nodes`: who would be."""
+    """Nobody is declared lost: `silent` of `workers` are silent or were lost a short while ago, and `limit` may be; or the store itself is not
+    heard since `stale_since_ms`. `nodes`: who would be lost."""
 
     silent: int
     workers: int
     limit: int
     nodes: tuple[str, ...]
+    stale_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,3 +178,5 @@ def test_the_directory_has_the_last_word() -> None:
         node_of(_snapshot(authority_stale=True), heard_at_ms=1, exclusion="snapshot_expired").exclusion
         == "snapshot_expired"
     )
+    unwell = _snapshot(health=SNAPSHOT["health"] | {"state": "unhealthy"})
+    assert node_of(unwell, heard_at_ms=1, exclusion="reported_unhealthy").exclusion == ""

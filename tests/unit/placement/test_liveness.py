@@ -81,6 +81,14 @@ def test_losses_one_after_another_add_up_within_the_window() -> None:
     assert _judged(silent, before).losses["c"].state == "lost"
 
 
+def test_nobody_is_lost_while_the_store_is_not_heard() -> None:
+    view = ClusterView({"a": replace(cpu_node("a"), heard_at_ms=NOW - 900_000)}, stale_since_ms=NOW - 800_000)
+    judged = judge(view, {"a"}, {}, policy=POLICY, confirmed=(), now_ms=NOW)
+    assert judged.losses["a"].state == "unreachable"
+    assert judged.brake is not None
+    assert brake_text(judged.brake) == "the store is not heard: nothing is placed anew for a"
+
+
 def test_an_operator_confirms_who_is_gone() -> None:
     judged = _judged({"a": 300, "b": 300, "c": 300, "d": 1}, confirmed={"a", "b"})
     assert {name: loss.state for name, loss in judged.losses.items()} == dict.fromkeys("abc", "lost")
