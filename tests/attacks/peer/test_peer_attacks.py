@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import random
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
@@ -567,3 +568,35 @@ class PlainTrust:
 def renewed(cluster: PeerWorld, node_id: str, role: str, *, epoch: int = 2) -> tuple[Any, Secret]:
     kit = cluster.kit(node_id, role, epoch=epoch)
     return kit.files, kit.key
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_bytes_come_the_next_dispatch_is_served(cluster: PeerWorld, seed: int) -> None:
+    """A dispatch with bytes changed, cut out, doubled and cut in two where nobody expects it. Each run is the same for its seed."""
+    worker, gateway = await cluster.worker(body_s=0.2), cluster.gateway()
+    chance = random.Random(seed)
+    for _ in range(12):
+        data = bytearray(dispatch_bytes(*gateway.envelope(worker)))
+        # Mostly where head, length and the beginning of the envelope are.
+        places = [chance.randrange(chance.choice([120, 200, 400, len(data)])) for _ in range(chance.randrange(1, 4))]
+        for place in places:
+            how = chance.randrange(4)
+            if how == 0:
+                data[place] = chance.randrange(256)
+            elif how == 1:
+                del data[place : place + chance.randrange(1, 40)]
+            elif how == 2:
+                data[place:place] = data[place : place + chance.randrange(1, 40)]
+            else:
+                data[place:place] = bytes(chance.randrange(256) for _ in range(chance.randrange(1, 9)))
+        cut = chance.randrange(len(data))
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            async with gateway.connected(worker) as (reader, writer):
+                for part in (data[:cut], data[cut:]):
+                    writer.write(bytes(part))
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                writer.write_eof() if writer.can_write_eof() else None
+                await asyncio.wait_for(reader.read(200), 1.0)
+    assert (await gateway.ask(worker)).status == 200
+    await cluster.until(lambda: worker.served.gate.active == 0 and worker.listener._held_bytes == 0)
