@@ -137,6 +137,10 @@ class Fleet:
 
     def candidates(self, demand: DeploymentDemand, way: Way) -> list[int]:
         """Indexes of nodes that may get a replica this way, as far as devices, engines, labels and artifacts tell; ascending."""
+        return self.indexes(self.able(demand, way))
+
+    def able(self, demand: DeploymentDemand, way: Way) -> int:
+        """The same as bits."""
         mask = self._open
         for label in demand.required_labels.items():
             mask &= self._labels.get(label, 0)
@@ -146,7 +150,7 @@ class Fleet:
         for first, kind in self._kinds.values():
             if mask & kind and self._kind_runs(self.nodes[first], way):
                 able |= kind
-        return self._indexes(mask & able)
+        return mask & able
 
     def holders(self, way: Way) -> int:
         """Nodes that have all weights of the way, as bits."""
@@ -177,7 +181,7 @@ class Fleet:
             return False
         return any(_runs(offer, way) for offer in offers) and (not way.devices or bool(device_groups(node, way)))
 
-    def _indexes(self, mask: int) -> list[int]:
+    def indexes(self, mask: int) -> list[int]:
         if mask not in self._bits:
             self._bits[mask] = [index for index, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"] if mask else []
         return self._bits[mask]

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from sbctl.placement.fleet import Fleet
 from sbctl.placement.model import DeploymentDemand, Held, Place, PlacementPolicy, Way
 from sbctl.placement.rendezvous import Ranking
-from sbctl.placement.room import Charge, beyond
+from sbctl.placement.room import Charge, Exhausted, beyond
 from sbctl.placement.spread import Candidate, Spread, evenness
 
 __all__ = ["Placed", "Placing", "Wish"]
@@ -80,6 +80,7 @@ class Placing:
         self._fleet, self._room, self._policy = fleet, fleet.room, policy
         self._index = {name: index for index, name in enumerate(fleet.ids)}
         self._wishes = sorted(wishes, key=_order)
+        self._exhausted = Exhausted()
         self._extra: dict[str, list[Place | Charge]] = {}
         self.placed: dict[str, Placed] = {}
         self.deferred = 0
@@ -195,7 +196,10 @@ class Placing:
         for place in placed.places:
             spread.add(self._index[place.node_id])
         slots = _free_slots(wish, placed)
-        for way_number, _, index in spread.choose(self._offers(wish), lambda one: self._devices(wish, one) is not None):
+        ables = self._ables(wish)
+        for way_number, _, index in spread.choose(
+            self._offers(wish, ables), lambda one: self._devices(wish, one) is not None
+        ):
             placed.places.append(self._take(wish, demand.ways[way_number], index, slots.pop(0)))
             missing -= 1
             if not missing:
@@ -203,10 +207,22 @@ class Placing:
         if wish.is_exclusive:
             self._reserve(wish, placed.places)
         elif missing:
+            for number, able in ables.items():
+                self._exhausted.add(able, demand.ways[number], warm=demand.warm)
             self._look_for_room(wish, placed)
 
-    def _offers(self, wish: Wish) -> list[Candidate]:
-        offers = [(number, self._fleet.candidates(wish.demand, way)) for number, way in enumerate(wish.demand.ways)]
+    def _ables(self, wish: Wish) -> dict[int, int]:
+        """By number of the way, the nodes that could run it, as bits; without ways that are known to fit nowhere."""
+        ables = {number: self._fleet.able(wish.demand, way) for number, way in enumerate(wish.demand.ways)}
+        if wish.is_exclusive:
+            return ables
+        warm, ways = wish.demand.warm, wish.demand.ways
+        return {
+            number: able for number, able in ables.items() if not self._exhausted.covers(able, ways[number], warm=warm)
+        }
+
+    def _offers(self, wish: Wish, ables: Mapping[int, int]) -> list[Candidate]:
+        offers = [(number, self._fleet.indexes(able)) for number, able in ables.items()]
         return self._scored(wish, offers, first=self._incumbents(wish))
 
     def _incumbents(self, wish: Wish) -> set[int]:

@@ -17,7 +17,7 @@ from typing import Final
 
 from sbctl.placement.model import Device, Node, Place, Way
 
-__all__ = ["Charge", "Room", "beyond", "device_groups", "fits_alone"]
+__all__ = ["Charge", "Exhausted", "Room", "beyond", "device_groups", "fits_alone"]
 
 _UNBOUNDED: Final = 1 << 30
 
@@ -163,6 +163,23 @@ def _shelves_of(node: Node) -> dict[str | int, _Shelf]:
     shelves: dict[str | int, _Shelf] = {"host": _Shelf(node.memory_bytes), "engines": _Shelf(engines)}
     shelves |= {device.index: _Shelf(device.total_bytes) for device in node.devices}
     return shelves
+
+
+class Exhausted:
+    """Needs that no node of a set had room for. Room only gets less while replicas are placed, so whoever needs as much need not be tried."""
+
+    def __init__(self) -> None:
+        self._needs: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+
+    def add(self, nodes: int, way: Way, *, warm: bool) -> None:
+        self._needs.setdefault((nodes, way.accelerator, way.devices, warm), []).append(
+            (way.host_bytes, way.device_bytes)
+        )
+
+    def covers(self, nodes: int, way: Way, *, warm: bool) -> bool:
+        """`nodes`: the set, as bits."""
+        known = self._needs.get((nodes, way.accelerator, way.devices, warm), ())
+        return any(way.host_bytes >= host and way.device_bytes >= device for host, device in known)
 
 
 def beyond(places: Iterable[Place | Charge], within: Iterable[Place]) -> list[Charge]:
