@@ -33,7 +33,9 @@ from sbctl.placement.sight import Sight, place_of
 __all__ = ["DEFAULT_POLICY", "EXPLAINED_MAX", "reconcile"]
 
 EXPLAINED_MAX: Final = 64
-"""Deployments without a place whose refusals stand in the plan; `placement.explain` tells them of any."""
+"""Deployments without a place whose refusals stand in a plan; `placement.explain` tells them of any."""
+_EXPLAINED_NODES: Final = 20_000
+"""Refusals in one plan: of a large fleet, of fewer deployments."""
 DEFAULT_POLICY: Final = PlacementPolicy()
 _FOREIGN_SLOT: Final = 1023
 """Slots of engines that nodes run by bundles of their own count down from here."""
@@ -245,7 +247,8 @@ def _after(start: _Start, placed: Placed, moment: Moment) -> DeploymentPlacement
 def _explained(
     fleet: Fleet, wanted: Mapping[str, DeploymentDemand], deployments: Mapping[str, DeploymentPlacement]
 ) -> dict[str, DeploymentPlacement]:
-    short = [name for name, one in deployments.items() if one.unplaced and name in wanted][:EXPLAINED_MAX]
+    short = [name for name, one in deployments.items() if one.unplaced and name in wanted]
+    short = short[: min(EXPLAINED_MAX, max(1, _EXPLAINED_NODES // max(1, len(fleet.ids))))]
     told = {name: replace(deployments[name], refusals=refusals(fleet, wanted[name])) for name in short}
     return {**deployments, **told}
 
