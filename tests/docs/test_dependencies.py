@@ -45,6 +45,7 @@ def test_each_dependency_has_its_reason(title: str, expected: set[str]) -> None:
 
 def test_what_is_said_to_be_unused_is_and_the_rest_is_used() -> None:
     modules = {
+        "nats-py": "nats",
         "nvidia-ml-py": "pynvml",
         "pypi-simple": "pypi_simple",
         "prometheus-client": "prometheus_client",
