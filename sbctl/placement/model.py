@@ -14,6 +14,7 @@ from typing import Final, Literal
 from sbctl.node.cluster_documents import AcceleratorName, EngineName, ReplicaPhase, RolloutPhase
 
 __all__ = [
+    "NO_DIGEST",
     "NO_MARK",
     "Brake",
     "ClusterView",
@@ -38,6 +39,8 @@ __all__ = [
 
 Mark = tuple[int, int]
 NO_MARK: Final[Mark] = (0, 0)
+NO_DIGEST: Final = "0" * 64
+"""Of a member that nobody named: documents always have one."""
 Fact = str | int
 
 

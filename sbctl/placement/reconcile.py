@@ -14,6 +14,7 @@ from sbctl.placement.fleet import Fleet
 from sbctl.placement.generations import forget_oldest, generation_for
 from sbctl.placement.liveness import Liveness, judge
 from sbctl.placement.model import (
+    NO_DIGEST,
     ClusterView,
     DeploymentDemand,
     DeploymentPlacement,
@@ -215,7 +216,7 @@ def _after(start: _Start, placed: Placed, moment: Moment) -> DeploymentPlacement
         ending = drain_all(helds, wish.demand, moment)
         return DeploymentPlacement(
             name,
-            prior.digest if prior else "",
+            prior.digest if prior else NO_DIGEST,
             prior.generation if prior else helds[0].place.generation,
             0,
             model=prior.model if prior else "",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from sbctl.node.cluster_documents import ReplicaPhase
-from sbctl.placement.model import ClusterView, DeploymentDemand, Held, Loss, ObservedReplica, Place, Way
+from sbctl.placement.model import NO_DIGEST, ClusterView, DeploymentDemand, Held, Loss, ObservedReplica, Place, Way
 
 __all__ = ["Shown", "Sight", "place_of"]
 
@@ -94,7 +94,7 @@ def place_of(node_id: str, replica: ObservedReplica, demand: DeploymentDemand | 
         generation=replica.generation,
         variant=replica.variant,
         artifact_digest=replica.artifact_digest,
-        member_digest=replica.member_digest or (way.member_digest if way else ""),
+        member_digest=replica.member_digest or (way.member_digest if way else NO_DIGEST),
         engine=replica.engine,
         accelerator=way.accelerator if way else "cuda" if on_devices else "cpu",
         devices=replica.devices,

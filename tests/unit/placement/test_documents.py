@@ -13,7 +13,7 @@ from sbctl.node.cluster_documents import AssignmentDocument, BundleMark, NodeSna
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.placement.assignments import assignments
 from sbctl.placement.documents import Head, assignment_document, node_of, plan_document, plan_of
-from sbctl.placement.model import ClusterView, PlacementPlan
+from sbctl.placement.model import ClusterView, ObservedReplica, PlacementPlan
 from sbctl.placement.reconcile import reconcile
 from tests.simulators.placement_world import PlacementWorld, cpu_node, demand_of
 
@@ -83,6 +83,18 @@ def test_status_reads_domains_rejections_and_what_is_short() -> None:
     assert placed["big"].rejections["n2"].facts["short_bytes"] == 89 * GIB
     assert placed["big"].rejections["n0"].reason == "node_lost"
     assert (placed["gone"].desired_replicas, len(placed["gone"].draining)) == (0, 1)
+
+
+def test_engines_that_nobody_asked_for_and_nobody_named_go_through_documents() -> None:
+    stray = ObservedReplica("stray", 3, "v", DIGEST, "ready", reserved_bytes=GIB)
+    other = ObservedReplica("a", 2, "v", "b" * 64, "ready", reserved_bytes=GIB)
+    view = ClusterView({"n": replace(cpu_node("n"), heard_at_ms=1, replicas=(stray, other))})
+    plan = reconcile(view, [demand_of("a")], PlacementPlan(), now_ms=2, mark=(2, 17))
+    document = PlacementDocument.model_validate_json(_document(plan, view).model_dump_json())
+    assert plan_of(document).deployments == plan.deployments
+    told = assignment_document("n", assignments(plan, view)["n"], HEAD).deployments
+    assert [part.phase for part in told["stray"]] == ["drain"]
+    assert [(part.phase, part.generation) for part in told["a"]] == [("retain", 2), ("start", 3)]
 
 
 def test_an_assignment_has_old_and_new_of_one_deployment() -> None:
