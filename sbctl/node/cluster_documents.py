@@ -60,6 +60,7 @@ __all__ = [
     "ReplicaReport",
     "RolloutPhase",
     "ShortText",
+    "Slot",
 ]
 
 SNAPSHOT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.node-snapshot.v1+json"
@@ -79,6 +80,9 @@ Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 Number = Annotated[int, Field(ge=1, le=JSON_INT_MAX)]
 Millis = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 Permille = Annotated[int, Field(ge=0, le=1000)]
+Slot = Annotated[int, Field(ge=0, le=8191)]
+"""Which of a deployment's replicas in the cluster: a number that no two of one generation have. Those above 4095 are engines that a node ran by
+a bundle of its own."""
 EngineName = Literal["llama_cpp", "vllm", "sglang", "mistralrs"]
 AcceleratorName = Literal["cpu", "cuda", "vulkan", "metal", "rocm"]
 RolloutPhase = Literal[
@@ -190,7 +194,7 @@ class ReplicaReport(DocumentPart):
 
     deployment: Id
     deployment_generation: Count
-    slot: Annotated[int, Field(ge=0, le=1023)] | None = None
+    slot: Slot | None = None
     model: ShortText
     variant: ShortText
     engine: EngineName
@@ -263,7 +267,7 @@ class NodeSnapshotDocument(ClusterDocument):
 class AssignedReplica(DocumentPart):
     """One engine to run: which of the deployment's replicas, on which devices (indexes; none: main memory), with how much memory."""
 
-    slot: Annotated[int, Field(ge=0, le=1023)]
+    slot: Slot
     devices: tuple[Annotated[int, Field(ge=0, le=4095)], ...] = Field(default=(), max_length=64)
     memory_bytes: Count = 0
 

@@ -20,6 +20,7 @@ from sbctl.node.cluster_documents import (
     ReasonCode,
     RolloutPhase,
     ShortText,
+    Slot,
 )
 
 __all__ = [
@@ -41,7 +42,7 @@ class PlacedReplica(DocumentPart):
     """`host_memory_bytes` and `device_memory_bytes` (on each of `devices`) are the room that it holds. `deadline_unix_ms`: of what is
     retained or draining."""
 
-    slot: Annotated[int, Field(ge=0, le=1023)]
+    slot: Slot
     node_id: Id
     generation: Number
     variant: ShortText
@@ -77,7 +78,7 @@ class RolloutState(DocumentPart):
     timed_out: bool = False
     since_unix_ms: Millis = 0
     handoff_deadline_unix_ms: Millis | None = None
-    waiting_slots: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = Field(default=(), max_length=1024)
+    waiting_slots: tuple[Slot, ...] = Field(default=(), max_length=1024)
     """Replicas that are assigned to nobody yet, since an engine that they replace may be alive."""
 
 
@@ -89,8 +90,8 @@ class PlacedDeployment(DocumentPart):
     generation: Number
     desired_replicas: Annotated[int, Field(ge=0, le=1024)]
     assignments: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
-    retained: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
-    draining: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
+    retained: tuple[PlacedReplica, ...] = Field(default=(), max_length=4096)
+    draining: tuple[PlacedReplica, ...] = Field(default=(), max_length=4096)
     fallback: tuple[PlacedReplica, ...] = Field(default=(), max_length=1024)
     """Of a generation that was taken down for this one: started again when this one cannot be brought up."""
     unplaced_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -111,7 +112,8 @@ class PlacementDocument(LeaseHolderDocument):
     """The whole plan, as the next lease-holder takes it over and as status shows it."""
 
     directory_digest: Digest
-    deployments: dict[Id, PlacedDeployment] = Field(max_length=1024)
+    deployments: dict[Id, PlacedDeployment] = Field(max_length=4096)
+    """Of the bundle, and those that left it and still drain."""
     lost_nodes: dict[Id, LostNode] = Field(default_factory=dict, max_length=4096)
     brake: ShortText = ""
     """Why nothing is moved although nodes are lost; empty: it is not on."""

@@ -6,6 +6,7 @@ else as something that is held until the target is ready. A controller without a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -38,8 +39,8 @@ EXPLAINED_MAX: Final = 64
 _EXPLAINED_NODES: Final = 20_000
 """Refusals in one plan: of a large fleet, of fewer deployments."""
 DEFAULT_POLICY: Final = PlacementPolicy()
-_FOREIGN_SLOT: Final = 1023
-"""Slots of engines that nodes run by bundles of their own count down from here."""
+_FOREIGN_SLOTS: Final = range(4096, 8192)
+"""Of engines that nodes run by bundles of their own; on each node from the first one on."""
 _STUCK: Final = frozenset({"timed_out", "no_room", "restored"})
 
 
@@ -143,11 +144,9 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
     own: dict[Place, Place] = {}
     if not targets and not helds:
         ours = [place for place in strangers if _is_wanted(demand, place)]
-        numbered = [
-            place for place in ours if place.slot < _FOREIGN_SLOT - len(strangers) and place.generation == generation
-        ]
+        numbered = [place for place in ours if place.slot not in _FOREIGN_SLOTS and place.generation == generation]
         foreign = [place for place in ours if place not in numbered and not numbered]
-        own = {replace(place, generation=generation): place for place in foreign}
+        own = {replace(place, generation=generation, slot=slot): place for slot, place in enumerate(foreign)}
         targets = [*numbered, *own]
         strangers = [place for place in strangers if place not in numbered and place not in foreign]
     helds += [Held(place) for place in strangers]
@@ -176,12 +175,12 @@ def _strangers(name: str, demand: DeploymentDemand | None, known: Iterable[Place
     exact = {(place.node_id, place.generation, place.slot) for place in known}
     foreign = {(place.node_id, place.generation) for place in known}
     found: list[Place] = []
-    slot = _FOREIGN_SLOT
+    numbers: Counter[str] = Counter()
     for node_id, replica in sight.replicas(name):
         if replica.slot is None:
             if (node_id, replica.generation) not in foreign:
-                found.append(_counted(node_id, replica, demand, slot))
-                slot -= 1
+                found.append(_counted(node_id, replica, demand, _FOREIGN_SLOTS[numbers[node_id]]))
+                numbers[node_id] += 1
         elif (node_id, replica.generation, replica.slot) not in exact:
             found.append(_counted(node_id, replica, demand, replica.slot))
     return found

@@ -247,6 +247,20 @@ def test_a_fleet_that_becomes_a_cluster_retains_what_is_another() -> None:
     assert placed.generation == 5
 
 
+def test_several_engines_of_one_host_are_several_replicas() -> None:
+    world = _fleet(1, nodes=2, replicas=3)
+    for worker in world.workers.values():
+        worker.node = replace(worker.node, replicas=(*worker.node.replicas, *worker.node.replicas))
+    placed = world.evaluate().deployments["a"]
+    assert [place.slot for place in placed.target] == [0, 1, 2]
+    assert sorted(place.node_id for place in (*placed.target, *(held.place for held in placed.held))) == [
+        "n0",
+        "n0",
+        "n1",
+        "n1",
+    ]
+
+
 # --- devices
 
 
