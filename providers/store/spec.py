@@ -21,7 +21,7 @@ _SHOWN: Final = ("port", "monitor_port", "bind_address", "version", "program", "
 
 
 def desired(config: CompiledConfig) -> Iterator[Desired]:
-    """Raises ConfigError `config.rule` for a number of authorities that is no quorum, and for addresses that no certificate can stand for."""
+    """Raises ConfigError `config.rule` for addresses that no certificate can stand for."""
     hosts = sorted(
         (host for host in config.hosts.values() if host.proxy.cluster is not None and config.has_identity(host.name)),
         key=lambda host: host.name,
@@ -29,7 +29,7 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
     members = [host for host in hosts if "authority" in host.roles]
     if not members:
         return
-    _check(members, len(hosts))
+    _check(members)
     listed = {host.name: _member(host, alone=len(members) == 1) for host in members}
     nodes = {host.name: "authority" if "authority" in host.roles else "node" for host in hosts}
     before: frozenset[Address] = frozenset()
@@ -80,13 +80,7 @@ def _member(host: CompiledHost, *, alone: bool) -> dict[str, Any]:
     return {"address": "127.0.0.1" if alone else host.data_address, "port": host.proxy.cluster.store.cluster_port}
 
 
-def _check(members: Sequence[CompiledHost], nodes: int) -> None:
-    names = ", ".join(host.name for host in members)
-    if len(members) not in (1, 3):
-        raise _refused(
-            f"the cluster of {nodes} hosts has {len(members)} authorities ({names}); a store needs one, or three to survive the loss of one",
-            "give the role authority to one host or to three",
-        )
+def _check(members: Sequence[CompiledHost]) -> None:
     if len(members) == 1:
         return
     for host in members:

@@ -36,10 +36,12 @@ def check_cluster(report: Report, view: View) -> None:
 
 def check_proxy(report: Report, proxy: ProxyModel, view: View) -> None:
     """Refusals that follow from `proxy` alone; engines are refused where a deployment uses one."""
-    if proxy.model_host.authority == "cluster_authority":
-        sentence = f"authority: {proxy.model_host.authority} is not in this version of sbctl"
-        not_available(
-            report, view, ("model_host", "authority"), sentence, remedy="use file_managed: this file is the owner"
+    if proxy.model_host.authority == "cluster_authority" and proxy.cluster is None:
+        report.add(
+            "config.rule",
+            "authority: cluster_authority leaves the deployments to a cluster, and there is none",
+            view.value_span(("model_host", "authority")),
+            notes=("add proxy.cluster, or use file_managed: this file is the owner",),
         )
     if proxy.model_host.authority == "admin_managed":
         _check_admin_managed(report, proxy, view)

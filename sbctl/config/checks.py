@@ -35,7 +35,11 @@ def check_proxy_rules(report: Report, proxy: ProxyModel, view: View) -> None:
     for kind, engine in proxy.model_host.engines.items():
         _check_engine(report, kind, engine, view, ("model_host", "engines", kind))
     for name, deployment in proxy.model_host.deployments.items():
-        _check_deployment(report, deployment, view, ("model_host", "deployments", name))
+        path: Path = ("model_host", "deployments", name)
+        _check_deployment(report, deployment, view, path)
+        if deployment.spread_by and proxy.cluster is None:
+            message = "spread_by has no effect without proxy.cluster: every matching host runs the deployment"
+            report.note("config.no_effect", message, view.key_span((*path, "spread_by")))
     if proxy.admin.enabled and proxy.admin.port == proxy.http_bind_port:
         message = f"admin.port and http_bind_port are both {proxy.http_bind_port}"
         report.add("config.duplicate_port", message, view.value_span(("admin", "port")))
@@ -83,9 +87,6 @@ def _check_deployment(report: Report, deployment: DeploymentModel, view: View, p
         )
     if len(set(deployment.spread_by)) != len(deployment.spread_by):
         refuse("spread_by", "spread_by lists a label twice")
-    if deployment.spread_by:
-        message = "spread_by has no effect without proxy.cluster: every matching host runs the deployment"
-        report.note("config.no_effect", message, view.key_span((*path, "spread_by")))
     for name in _VLLM_ONLY:
         if getattr(deployment, name) is not None and engine not in ("auto", "vllm"):
             refuse(name, f"{name} is for vllm only, and the deployment asks for {engine}")

@@ -15,19 +15,18 @@ from sbctl.base.secret import Secret
 from sbctl.base.suggest import did_you_mean
 from sbctl.base.update_policy import UpdatePolicy
 from sbctl.config.checks import check_api_key_models, check_canary, managed_providers, public_names
+from sbctl.config.cluster_shape import compiled_cluster
 from sbctl.config.compiled import (
+    CompiledCluster,
     CompiledConfig,
     CompiledDeployment,
     CompiledEgress,
-    CompiledExternal,
     CompiledHost,
     CompiledIdentity,
     CompiledOrigin,
-    CompiledStandIn,
     CompiledTls,
     EnrollServer,
     OwnPki,
-    PublicRoute,
     SecretRef,
     StandalonePython,
 )
@@ -49,6 +48,7 @@ from sbctl.config.models import ProxyModel
 from sbctl.config.pins import PinBook, host_lock_path, open_pin_book
 from sbctl.config.public_tls import TlsReader
 from sbctl.config.relays import check_relays
+from sbctl.config.routing import compiled_origins
 from sbctl.config.scalars import Scalar
 from sbctl.config.secrets import REFERENCE_PREFIXES, SecretSources, secret_ref
 from sbctl.trust.bundle import ApiKeyEntry
@@ -102,16 +102,19 @@ class Compilation:
         book.note_unused()
         self._unused_groups(builder, fleet, settings)
         hosts: dict[str, CompiledHost] = {}
+        proxies: dict[str, View] = {}
         for host in settings:
             view = self._view(builder, host)
             if view is not None:
                 hosts[host.name] = self._host(host, view, fleet, secrets, sources)
+                proxies[host.name] = view.view
         seen = [view for view in self.views.values() if view is not None]
         self._check_fleet_wide(fleet, settings, hosts, seen)
+        cluster = compiled_cluster(self.report, hosts, proxies, has_identity=fleet.identity is not None)
         self.report.raise_errors()
         self._refuse_open_endpoints(hosts, fleet)
         refuse_unread_licenses(hosts)
-        return self._config(fleet, hosts, secrets, seen)
+        return self._config(fleet, hosts, secrets, seen, cluster)
 
     def _pins(self, fleet: FleetModel) -> PinBook:
         return open_pin_book(self.report, self.document, fleet, required=self.require_pins)
@@ -210,11 +213,12 @@ class Compilation:
     def _share(self, host: HostSettings, view: HostView, externals: ExternalReader) -> _Share:
         """What the host serves; alike hosts get the same objects."""
         names = tuple(name for name, each in view.deployments.items() if _runs(host, each))
-        serves = bool(host.roles & {"gateway", "worker"})
+        joined = view.proxy.cluster is not None
+        serves = bool(host.roles & ({"gateway"} if joined else {"gateway", "worker"}))
         key = (id(view), names, serves, host.delivery)
         if key not in self.shares:
             deployments = {name: replace(view.deployments[name], delivery=host.delivery) for name in names}
-            origins = _origins(view, deployments, externals) if serves else {}
+            origins = compiled_origins(view, view.deployments if joined else deployments, externals) if serves else {}
             proxy = view.proxy.model_copy(update={"admin": view.proxy.admin.model_copy(update={"password": None})})
             self.shares[key] = _Share(proxy, deployments, origins, served_meaning(proxy, deployments, origins))
         return self.shares[key]
@@ -265,7 +269,7 @@ class Compilation:
                     where = (*path, "required_labels") if labels else path
                     self.report.add("config.no_matching_host", message, view.view.key_span(where))
         for host in settings:
-            if "worker" not in host.roles:
+            if "worker" not in host.roles and (host.name not in hosts or hosts[host.name].proxy.cluster is None):
                 message = f'host "{host.name}" is no worker; without proxy.cluster it serves nothing'
                 self.report.note("config.no_effect", message, host.span)
         exposed = {
@@ -304,10 +308,11 @@ class Compilation:
         hosts: Mapping[str, CompiledHost],
         secrets: Mapping[str, SecretRef],
         views: list[HostView],
+        cluster: CompiledCluster | None,
     ) -> CompiledConfig:
         signers = dict(fleet.trust.signers) if fleet.trust is not None else None
         catalogs = sorted({view.catalog.digest for view in _distinct(views)})
-        name = fleet.name or _directory_name(self.document.path)
+        name = fleet.name or (_directory_name(self.document.path) if cluster is None else cluster.cluster_id)
         meaning = {
             "fleet_name": name,
             "hosts": {host.name: host_meaning(host, self.meanings[host.name]) for host in hosts.values()},
@@ -337,6 +342,7 @@ class Compilation:
             inline_secrets=self.inline,
             host_lock=host_lock_path(self.document.path, fleet),
             identity=_identity(fleet, FilePath(self.document.path).absolute().parent),
+            cluster=cluster,
         )
 
 
@@ -364,35 +370,6 @@ def _identity(fleet: FleetModel, directory: FilePath) -> CompiledIdentity | None
 def _runs(host: HostSettings, deployment: CompiledDeployment) -> bool:
     required = deployment.model.required_labels
     return "worker" in host.roles and all(host.labels.get(key) == value for key, value in required.items())
-
-
-def _origins(
-    view: HostView, deployments: Mapping[str, CompiledDeployment], externals: ExternalReader
-) -> dict[str, CompiledOrigin]:
-    """Hostnames with what this host itself can answer; without a cluster nobody else would."""
-    found: dict[str, CompiledOrigin] = {}
-    for hostname, origin in view.origins.items():
-        routes: dict[str, PublicRoute] = {}
-        default: str | None = None
-        chain: dict[int, CompiledExternal | CompiledStandIn] = {}
-        for index, provider in managed_providers(origin):
-            if provider.deployment in deployments or view.proxy.model_host.authority == "admin_managed":
-                names = public_names(provider)
-                first = {model: routes.setdefault(model, PublicRoute(model, provider.deployment)) for model in names}
-                behind = tuple(model for model in names if first[model].deployment != provider.deployment)
-                if behind:
-                    chain[index] = CompiledStandIn(provider.name, provider.deployment, behind)
-                default = default or provider.default_model
-        if routes:
-            chain |= externals.read(hostname, origin, set(routes), view.origins_view)
-            found[hostname] = CompiledOrigin(
-                hostname,
-                tuple(routes.values()),
-                default,
-                force_ssl=origin.force_ssl and view.proxy.https_bind_port is not None,
-                stand_ins=tuple(chain[index] for index in sorted(chain)),
-            )
-    return found
 
 
 def _distinct(views: list[HostView]) -> list[HostView]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompiledAdapter",
+    "CompiledAlternative",
+    "CompiledCluster",
     "CompiledConfig",
     "CompiledDeployment",
     "CompiledEgress",
@@ -65,6 +67,15 @@ class CompiledAdapter:
 
     artifact: ArtifactFacts
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledAlternative:
+    """Another variant that a replica may run (`heterogeneous_variants`)."""
+
+    artifact: ArtifactFacts
+    context_length: int
+    shape: ModelShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,8 @@ class CompiledDeployment:
     adapters: tuple[CompiledAdapter, ...] = ()
     shape: ModelShape | None = None
     """What the catalog recorded of the header of the weights."""
+    alternatives: tuple[CompiledAlternative, ...] = ()
+    """Of a cluster alone, the preferred first."""
 
     @property
     def artifacts(self) -> tuple[ArtifactFacts, ...]:
@@ -206,6 +219,18 @@ class CompiledHost:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledCluster:
+    """`proxy.cluster`: the hosts are nodes of one cluster, and this is what should run somewhere in it. Names of hosts are sorted."""
+
+    cluster_id: str
+    deployments: Mapping[str, CompiledDeployment]
+    origins: Mapping[str, CompiledOrigin]
+    authorities: tuple[str, ...]
+    gateways: tuple[str, ...]
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OwnPki:
     """Files of a PKI of the user's own; `{host}` is a host's name. Paths are absolute, the key is a reference."""
 
@@ -258,6 +283,8 @@ class CompiledConfig:
     deployments_declared: bool = True
     """False: the deployments map was emptied; a plan that would remove all needs --allow-empty."""
     identity: CompiledIdentity | None = None
+    cluster: CompiledCluster | None = None
+    """None: every host serves by itself."""
     authority: AuthorityFacts | None = field(default=None, compare=False)
     """What the authority's directory says now; filled in by the command like `lineage`, None without `identity` or with an own PKI."""
     own_identities: Mapping[str, OwnIdentity] | None = field(default=None, compare=False)

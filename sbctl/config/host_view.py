@@ -15,12 +15,12 @@ from pydantic import Field
 from sbctl.base.errors import InputError
 from sbctl.base.field_types import Block
 from sbctl.catalog.loader import Catalog, builtin_catalog
-from sbctl.catalog.resolve import DeviceProfile, resolve
+from sbctl.catalog.resolve import DeviceProfile, Resolution, resolve
 from sbctl.config.availability import check_cluster, check_proxy, not_available
 from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.checks import check_origins, check_proxy_rules, managed_providers
 from sbctl.config.cluster_fields import check_cluster_fields
-from sbctl.config.compiled import CompiledAdapter, CompiledDeployment
+from sbctl.config.compiled import CompiledAdapter, CompiledAlternative, CompiledDeployment
 from sbctl.config.diagnose import Report, report_expansion, validated
 from sbctl.config.document import ABSENT, Document, Path, child
 from sbctl.config.external import refuse_offline
@@ -220,6 +220,7 @@ class HostViewBuilder:
             mode=mode,
             adapters=adapters,
             shape=resolution.variant.shape,
+            alternatives=() if proxy.cluster is None else _alternatives(deployment, resolution, catalog),
         )
 
     def _context(self, deployment: DeploymentModel, most: int, view: View, path: Path) -> int | None:
@@ -286,3 +287,20 @@ class HostViewBuilder:
                 self.report.add("config.not_pinned", message, view.value_span((*path, "engine_version")), notes=notes)
             version = version or LLAMA_CPP_WHEEL_DEFAULT
         return policy.model_copy(update={"version": version, "sha256": deployment.engine_sha256 or policy.sha256})
+
+
+def _alternatives(
+    deployment: DeploymentModel, preferred: Resolution, catalog: Catalog
+) -> tuple[CompiledAlternative, ...]:
+    """The other variants that the engine serves, in the order of the catalog."""
+    found = []
+    for variant in preferred.entry.model.variants if deployment.heterogeneous_variants else ():
+        try:
+            other = resolve(catalog, deployment.model, variant.id, engine=deployment.engine, device=DeviceProfile())
+        except InputError:
+            continue
+        if variant.id != preferred.variant.id and other.engine == preferred.engine:
+            most = other.facts.context_length
+            context = min(deployment.max_context or most, most)
+            found.append(CompiledAlternative(other.facts, context, other.variant.shape))
+    return tuple(found)

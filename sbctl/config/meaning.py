@@ -35,6 +35,7 @@ def served_meaning(
                     "context_length": each.context_length,
                     "mode": each.mode,
                     "adapters": [[adapter.artifact.artifact, adapter.scale] for adapter in each.adapters],
+                    **_alternatives_meaning(each),
                 }
                 for name, each in deployments.items()
             },
@@ -49,6 +50,12 @@ def served_meaning(
             },
         }
     )
+
+
+def _alternatives_meaning(each: CompiledDeployment) -> dict[str, Any]:
+    """Nothing where there are none."""
+    found = [[one.artifact.variant, one.artifact.artifact, one.context_length] for one in each.alternatives]
+    return {"alternatives": found} if found else {}
 
 
 def keys_meaning(api_keys: Mapping[str, ApiKeyEntry]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
             "mistralrs",
         ),
         (proxy(model_host="authority: admin_managed"), "config.rule", "which is not enabled"),
-        (proxy(model_host="authority: cluster_authority"), "config.not_available", "cluster_authority"),
+        (proxy(model_host="authority: cluster_authority"), "config.rule", "leaves the deployments to a cluster"),
         (proxy(model_host="cache: {directory: ./m}"), "config.bad_value", "an absolute path"),
         (proxy(model_host="cache: {budget_gib: 0}"), "config.out_of_range", "more than 0"),
         (proxy(model_host="safety_margin: 1"), "config.out_of_range", "less than 1"),

@@ -18,7 +18,10 @@ def available(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found(directory: Path, cluster: str) -> tuple[Diagnostic, ...]:
     path = directory / "sb.yml"
-    path.write_text(f"proxy: {{http_bind_port: 8080, cluster: {{cluster_id: prod{cluster}}}}}\n")
+    path.write_text(
+        "fleet: {identity: {directory: ./cluster}, hosts: {a: {address: local, roles: [gateway, worker, authority]}}}\n"
+        f"proxy: {{http_bind_port: 8080, cluster: {{cluster_id: prod{cluster}}}}}\n"
+    )
     try:
         return load(path, environ={}).notes
     except ConfigError as error:

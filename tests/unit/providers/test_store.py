@@ -160,9 +160,8 @@ def test_a_version_without_a_pin_is_refused(world: ProviderWorld) -> None:
 
 
 def test_a_number_that_is_no_quorum_and_a_name_for_an_address_are_refused(world: ProviderWorld) -> None:
-    world.configure(text(2))
-    with pytest.raises(ConfigError, match="one, or three"):
-        world.plan()
+    with pytest.raises(ConfigError, match="one authority, or three"):
+        world.configure(text(2))
     world.configure(text(3, address="gw-b.corp"))
     with pytest.raises(ConfigError, match="its certificate does not name"):
         world.plan()
