@@ -102,9 +102,16 @@ class ClientConnection(asyncio.Protocol):
                 self._buffer = b""
             elif not self._overflowed:
                 self._buffer += data
+        elif self._is_behind and len(self._buffer) + len(data) > _WAITING_MAX_BYTES:
+            self._leave(self._loop.time())
         elif self.phase is not Phase.LEAVING:
             self._buffer = self._buffer + data if self._buffer else data
             self._next()
+
+    @property
+    def _is_behind(self) -> bool:
+        """No request is busy, and what has arrived is not taken up yet: it came faster than answers go out."""
+        return bool(self._buffer) and (self.phase is Phase.IDLE or (self.phase is Phase.HEAD and self._paused))
 
     def pause_writing(self) -> None:
         self._paused = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -161,6 +162,14 @@ class World:
             with contextlib.suppress(ConnectionError):
                 return await reader.read()
             return b""
+
+    def waiting_bytes(self) -> int:
+        """What was received of requests that nobody has taken up."""
+        return sum(len(connection._buffer) for connection in self.server._connections)
+
+    def is_unread(self) -> bool:
+        """A caller leaves so much of its answers that nothing more is written."""
+        return any(connection._paused for connection in self.server._connections)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -410,6 +419,32 @@ async def test_requests_behind_each_other_are_answered_in_order_and_within_bound
     flood = await world.ask(post(close=False) + probe * 20_000)
     assert flood.startswith(b"HTTP/1.1 200")
     assert flood.count(b"HTTP/1.1 ") < 5_000, "beyond the bound the connection ends behind the present answer"
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["faster than answers go out", "and reads none of them"])
+async def test_G7_a_caller_that_asks_ever_more_is_not_kept_in_memory(make: Any, unread: bool) -> None:
+    world = await make()
+
+    async def play(_reader: Any, writer: asyncio.StreamWriter, _body: bytes) -> None:
+        writer.write(STREAM + event("x" * 60_000) * 100 + DONE + b"0\r\n\r\n")
+
+    world.engines[0].play = play
+    loop = asyncio.get_running_loop()
+    most = 0
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        async with asyncio.timeout(PATIENCE_S):
+            await loop.sock_connect(sock, ("127.0.0.1", world.port))
+            if unread:
+                await loop.sock_sendall(sock, post(close=False))
+                await world.until(world.is_unread)
+            with contextlib.suppress(ConnectionError):
+                for _ in range(200):
+                    await loop.sock_sendall(sock, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
+                    most = max(most, world.waiting_bytes())
+                pytest.fail("the caller was never shut out")
+    assert most <= 256 * 1024, "what one read brings"
 
 
 async def test_expect_gets_its_100_only_when_the_head_is_accepted(make: Any) -> None:
