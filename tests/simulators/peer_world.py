@@ -249,13 +249,15 @@ class Worker:
         return 0.0
 
     def candidate(self, **changes: Any) -> Candidate:
+        shown = self.identity.signer.identity
         known = Candidate(
             node_id=self.node_id,
             generation=3,
             state="ready",
             address=f"127.0.0.1:{self.port}",
-            certificate_sha256=self.identity.signer.identity.certificate.fingerprint,
+            certificate_sha256=shown.certificate.fingerprint,
             boot_epoch=self.boot_epoch,
+            peer=Peer(shown.claims, shown.certificate.fingerprint, shown.until),
         )
         return replace(known, **changes)
 

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from sbctl.node.cluster_documents import NodeSnapshotDocument, ReplicaReport
 from sbctl.runtime.peer.choice import Candidate, ReplicaKind
+from sbctl.trust.peer_documents import Peer
 
 __all__ = ["ExclusionStage", "KnownNode", "Selection", "region_of", "select"]
 
@@ -31,10 +32,10 @@ _KIND_ORDER: Final[tuple[ReplicaKind, ...]] = ("ready", "starting", "cold")
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node's newest verified snapshot, and the certificate that it was signed with."""
+    """A node's newest verified snapshot, and who signed it, by which certificate."""
 
     snapshot: NodeSnapshotDocument
-    certificate_sha256: str
+    peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def _candidate(node: KnownNode, replicas: list[ReplicaReport], *, is_local: bool
         compute_utilization_millis=max((device.compute_utilization_millis or 0 for device in devices), default=0),
         memory_occupancy_millis=max((device.memory_occupancy_millis or 0 for device in devices), default=0),
         address=snapshot.node.peer_address or "",
-        certificate_sha256=node.certificate_sha256,
+        certificate_sha256=node.peer.certificate_sha256,
+        peer=node.peer,
         boot_epoch=snapshot.boot_epoch,
     )

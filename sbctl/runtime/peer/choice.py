@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from sbctl.trust.peer_documents import Peer
 
 __all__ = ["ATTEMPTS_MAX", "Candidate", "ReplicaKind", "choose", "order_key", "prefix_score"]
 
@@ -50,6 +52,8 @@ class Candidate:
     """Of the certificate that its snapshot was signed with."""
     boot_epoch: int = 1
     """Of its present process, as far as the directory knows."""
+    peer: Peer | None = field(default=None, compare=False)
+    """Who it is, as its snapshot proved."""
 
     @property
     def key(self) -> tuple[str, int]:

@@ -43,11 +43,12 @@ _CALLERS_FAULTS: Final = frozenset({"context_length_exceeded", "modality_mismatc
 class PeerPool(Pool):
     """The connections to one worker, as it is known by one certificate."""
 
-    def __init__(self, address: str, certificate_sha256: str, identity: PlaneIdentity) -> None:
+    def __init__(self, worker: Candidate, identity: PlaneIdentity) -> None:
         super().__init__(idle_s=_IDLE_S)
-        host, _, port = address.rpartition(":")
-        self.address = address
-        self.certificate_sha256 = certificate_sha256
+        host, _, port = worker.address.rpartition(":")
+        self.address = worker.address
+        self.certificate_sha256 = worker.certificate_sha256
+        self.peer = worker.peer
         self._host, self._port = host.strip("[]"), int(port)
         self._identity = identity
 
@@ -181,9 +182,13 @@ class PeerClient:
         self._pools.clear()
 
     def _renew(self) -> None:
-        """Our certificate or CA is another: new connections show it, what runs goes on."""
+        """Certificate, CA or revocation list are others. A revoked worker is cut off, whatever it answers; elsewhere what runs goes on, and new
+        connections are judged anew."""
         for pool in self._pools.values():
-            pool.retire()
+            if pool.peer is not None and self._identity.is_refused(pool.peer, {}):
+                pool.close()
+            else:
+                pool.retire()
         self._pools.clear()
 
     async def ask(self, candidate: Candidate, errand: Errand, client: Client, relay: RelayMaker) -> Relay:
@@ -239,7 +244,7 @@ class PeerClient:
         if pool is None or (pool.address, pool.certificate_sha256) != known:
             if pool is not None:
                 pool.retire()
-            pool = self._pools[candidate.node_id] = PeerPool(*known, self._identity)
+            pool = self._pools[candidate.node_id] = PeerPool(candidate, self._identity)
         return pool
 
     def _written(self, candidate: Candidate, start: int, errand: Errand) -> tuple[bytes, bytes]:

@@ -107,7 +107,7 @@ class Dispatcher:
                 return await self._attempt(request, candidate)
             except SbctlError as error:
                 kind = retry_class(error.code, status_of(error))
-                is_last = candidate.state == "cold" and request.cold_start == "fallback"
+                is_last = candidate.state != "ready" and request.cold_start == "fallback"
                 if kind in ("transport", "security") and not candidate.is_local:
                     self._rests[candidate.node_id] = loop.time() + _REST_S
                 if is_last or not may_be_asked_elsewhere(kind):

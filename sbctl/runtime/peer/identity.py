@@ -102,7 +102,6 @@ def _context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     context.check_hostname = False
     """A node is known by its certificate's digest, which its signed snapshot names, not by a name of DNS."""
     context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols([ALPN])
     if protocol is ssl.PROTOCOL_TLS_SERVER:

@@ -30,7 +30,7 @@ def _kept(placed: PlacedDeployment) -> list[int]:
 def known_nodes(view: DirectoryView) -> list[KnownNode]:
     """The nodes of a directory that count."""
     return [
-        KnownNode(row.snapshot, row.peer.certificate_sha256)
+        KnownNode(row.snapshot, row.peer)
         for row in view.rows.values()
         if not row.exclusion and row.snapshot is not None and row.peer is not None
     ]

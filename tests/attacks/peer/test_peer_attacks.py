@@ -473,6 +473,25 @@ async def test_D17_what_runs_for_a_revoked_peer_is_cut_and_what_is_idle_closed(c
         writing.close()
 
 
+async def test_D17_the_answer_of_a_worker_that_is_revoked_ends_at_once(cluster: PeerWorld) -> None:
+    worker, other, gateway = await cluster.worker("w-a"), await cluster.worker("w-b"), cluster.gateway()
+    worker.engine.play = other.engine.play = held_stream
+    callers = [Caller(), Caller()]
+    asking = []
+    for each, caller in zip((worker, other), callers, strict=True):
+        gateway.directory.candidates = [each.candidate()]
+        asking.append(asyncio.create_task(gateway.dispatcher.ask(gateway.request(caller))))
+        await cluster.until(lambda caller=caller: caller.body != b"")
+    cluster.authority.revoke(worker.kit)
+    gateway.trust.take(gateway.kit.files, gateway.kit.key, revocations=cluster.authority.revocations_text)
+    await cluster.until(lambda: callers[0].is_over)
+    assert (callers[0].broke, b"[DONE]" in callers[0].body) == (True, False)
+    assert not callers[1].is_over, "what others answer goes on"
+    await cluster.until(lambda: worker.served.gate.active == 0)
+    for task in asking:
+        task.cancel()
+
+
 async def test_D11_D12_a_peer_never_goes_back_to_an_older_certificate(cluster: PeerWorld) -> None:
     worker = await cluster.worker()
     old, new = cluster.gateway("gw-a"), cluster.gateway(kit=cluster.kit("gw-a", "gateway", epoch=2))

@@ -19,6 +19,9 @@ from sbctl.node.cluster_documents import (
 )
 from sbctl.runtime.peer.candidates import KnownNode, select
 from sbctl.runtime.peer.choice import Candidate, choose, prefix_score
+from sbctl.trust.identity import IdentityClaims
+from sbctl.trust.peer_documents import Peer
+from tests.simulators.cluster_trust import NOW
 
 A = Candidate("n-a", 3, "ready", region="eu", active=1, queue_depth=1)
 PREFIX = b"p" * 32
@@ -137,7 +140,8 @@ def node(name: str, *replicas: ReplicaReport, **changes: Any) -> KnownNode:
         ),
         "replicas": replicas,
     }  # fmt: skip
-    return KnownNode(NodeSnapshotDocument(**{**values, **changes}), "f" * 64)
+    claims = IdentityClaims(cluster_id="prod", node_id=name, roles=("worker",), server_name="mesh", identity_epoch=1)
+    return KnownNode(NodeSnapshotDocument(**{**values, **changes}), Peer(claims, "f" * 64, NOW))
 
 
 def replica(**changes: Any) -> ReplicaReport:

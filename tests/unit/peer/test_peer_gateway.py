@@ -19,6 +19,7 @@ from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.ports import Outcome
 from sbctl.runtime.gateway.server import GatewayServer
 from sbctl.runtime.key_limits import KeyLimits
+from sbctl.runtime.peer.candidates import KnownNode
 from sbctl.runtime.peer.dispatch import Dispatcher
 from sbctl.runtime.peer.gateway import ClusterGateway
 from sbctl.runtime.peer.known import KnownCluster, generations_of
@@ -51,8 +52,8 @@ class Public:
             )
             for worker in workers
         ]
-        prints = [worker.candidate().certificate_sha256 for worker in workers]
-        nodes = [type(each)(each.snapshot, digest) for each, digest in zip(shown, prints, strict=True)]
+        peers = [worker.candidate().peer for worker in workers]
+        nodes = [KnownNode(each.snapshot, peer) for each, peer in zip(shown, peers, strict=True) if peer is not None]
         if here is not None:
             nodes.append(node("gw-a", replica(deployment_generation=3), address=None))
         self.member = member(facts(), "/engine", replicas=2, **changes)
