@@ -151,7 +151,8 @@ class HealthReport(DocumentPart):
 
 
 class EngineReport(DocumentPart):
-    """One engine build that the node could run. `launch` and `version` as the bundle's engine policy names them."""
+    """One engine build that the node could run. `launch` and `version` as the bundle's engine policy names them. Without a version: one that is
+    named by its path; `acquirable` without a `reason_code`: any version that a bundle may pin."""
 
     engine: EngineName
     launch: Annotated[str, StringConstraints(max_length=32)] = ""
@@ -163,13 +164,15 @@ class EngineReport(DocumentPart):
 
 
 class DeviceReport(DocumentPart):
-    """One accelerator. Totals are static facts; the rest is of the moment and never decides a placement."""
+    """One accelerator. `usable_memory_bytes`: what engines may take of it, which placement counts (0: all). These and the total are static
+    facts; the rest is of the moment and never decides a placement."""
 
     index: Annotated[int, Field(ge=0, le=4095)]
     vendor: Annotated[str, StringConstraints(max_length=64)] = ""
     accelerator: AcceleratorName
     name: Annotated[str, StringConstraints(max_length=128)] = ""
     total_memory_bytes: Count
+    usable_memory_bytes: Count = 0
     available_memory_bytes: Count
     compute_capability: Annotated[str, StringConstraints(max_length=16)] | None = None
     supports_fp8: bool = False

@@ -76,12 +76,16 @@ def node_of(snapshot: NodeSnapshotDocument, *, heard_at_ms: int, exclusion: str 
         drain=("evacuate" if EVACUATES in health.reason_codes else "cordon") if health.draining else "",
         memory_bytes=snapshot.capacity.memory_bytes,
         max_engines=snapshot.capacity.max_engines,
-        devices=tuple(Device(d.index, d.accelerator, d.total_memory_bytes, d.name) for d in snapshot.devices),
+        devices=tuple(
+            Device(d.index, d.accelerator, d.usable_memory_bytes or d.total_memory_bytes, d.name)
+            for d in snapshot.devices
+        ),
         engines=tuple(
             EngineOffer(
                 engine=offer.engine,
                 version=offer.version,
                 launch=offer.launch,
+                any_version=offer.version is None and offer.availability == "acquirable" and offer.reason_code is None,
                 usable=offer.availability in {"available", "acquirable"},
                 accelerators=frozenset(offer.accelerators),
                 formats=frozenset(offer.artifact_formats),

@@ -53,7 +53,7 @@ def refused_way(node: Node, demand: DeploymentDemand, way: Way) -> Refusal | Non
     if node.memory_bytes < way.host_bytes:
         return _short(way, "host", way.host_bytes, node.memory_bytes)
     if not any(_runs(offer, way) for offer in offers):
-        versions = ", ".join(sorted({offer.version or "any" for offer in offers if offer.usable}))
+        versions = ", ".join(sorted({offer.version or "by its path" for offer in offers if offer.usable}))
         told = (("engine", way.engine), ("wanted", way.engine_version or "any"), ("has", versions))
         return Refusal("engine_unavailable", way.variant, told)
     if demand.pull == "manual":
@@ -92,7 +92,7 @@ def _short(way: Way, place: str, needed: int, has: int) -> Refusal:
 def _runs(offer: EngineOffer, way: Way) -> bool:
     return (
         offer.usable
-        and (way.engine_version is None or offer.version is None or offer.version == way.engine_version)
+        and (way.engine_version is None or offer.any_version or offer.version == way.engine_version)
         and (not way.launch or not offer.launch or offer.launch == way.launch)
         and (not offer.accelerators or way.accelerator in offer.accelerators)
     )

@@ -63,10 +63,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class EngineOffer:
-    """An engine that a node has or can get. `formats` and `accelerators` empty: it did not tell, so nothing is refused for them."""
+    """An engine that a node has or can get. `version` None: one that is named by its path; `any_version`: it gets whichever is pinned.
+    `formats` and `accelerators` empty: it did not tell, so nothing is refused for them."""
 
     engine: EngineName
     version: str | None = None
+    any_version: bool = False
     launch: str = ""
     usable: bool = True
     accelerators: frozenset[AcceleratorName] = frozenset()

@@ -129,7 +129,14 @@ SNAPSHOT: dict[str, Any] = {
         {"engine": "vllm", "availability": "blocked"},
     ],
     "devices": [
-        {"index": 0, "accelerator": "cuda", "name": "L40S", "total_memory_bytes": 48 * GIB, "available_memory_bytes": 1}
+        {
+            "index": 0,
+            "accelerator": "cuda",
+            "name": "L40S",
+            "total_memory_bytes": 48 * GIB,
+            "usable_memory_bytes": 43 * GIB,
+            "available_memory_bytes": 1,
+        }
     ],
     "artifacts": [
         {"artifact_digest": DIGEST, "model": "m", "variant": "v", "state": "ready"},
@@ -159,7 +166,7 @@ def test_a_node_is_what_its_snapshot_says() -> None:
     node = node_of(_snapshot(), heard_at_ms=77)
     assert (node.node_id, node.heard_at_ms, node.is_worker, node.has_endpoint) == ("gpu-a", 77, True, True)
     assert [(offer.engine, offer.usable) for offer in node.engines] == [("llama_cpp", True), ("vllm", False)]
-    assert node.devices[0].total_bytes == 48 * GIB
+    assert node.devices[0].total_bytes == 43 * GIB
     assert node.ready_artifacts == {DIGEST}
     assert node.acknowledged == (2, 16)
     assert node.replicas[0].slot == 1

@@ -169,9 +169,24 @@ def test_a_manual_pull_goes_where_all_its_weights_are() -> None:
     assert {place.node_id for place in plan.deployments["a"].target} == {"y"}
 
 
-def test_an_engine_that_tells_nothing_is_refused_nothing() -> None:
-    node = replace(CPU, engines=(EngineOffer("llama_cpp"),))
-    assert refusals(Fleet(ClusterView({"n": node}), {}), _way(SMALL, engine_version="b1")) == {}
+@pytest.mark.parametrize(
+    ("offer", "version", "runs"),
+    [
+        (EngineOffer("llama_cpp", "b1"), "b1", True),
+        (EngineOffer("llama_cpp", "b1"), "b2", False),
+        (EngineOffer("llama_cpp", "b1"), None, True),
+        (EngineOffer("llama_cpp"), None, True),
+        (EngineOffer("llama_cpp"), "b1", False),
+        (EngineOffer("llama_cpp", any_version=True), "b1", True),
+        (EngineOffer("llama_cpp", any_version=True, usable=False), "b1", False),
+        (EngineOffer("llama_cpp", "b1", launch="binary"), "b1", True),
+        (EngineOffer("llama_cpp", "b1", launch="wheel"), "b1", False),
+    ],
+)
+def test_an_engine_is_the_one_that_is_wanted(offer: EngineOffer, version: str | None, runs: bool) -> None:
+    node = replace(CPU, engines=(offer,))
+    demand = _way(SMALL, engine_version=version, launch="binary")
+    assert (refusals(Fleet(ClusterView({"n": node}), {}), demand) == {}) is runs
 
 
 def test_explain_lists_every_node_best_first() -> None:
