@@ -32,7 +32,7 @@ from sbctl.runtime.peer.gateway import ClusterGateway
 from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import PeerListener
 from sbctl.runtime.peer.metrics import PeerMetrics
-from sbctl.runtime.peer.worker import PeerWorker
+from sbctl.runtime.peer.worker import PeerWorker, other_generation
 from sbctl.trust.bundle import DeploymentMember
 from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.node_identity import NodeIdentityFiles
@@ -76,7 +76,7 @@ class _Assigned:
         if deployment not in self._reconciler.generations:
             raise RefusedError("deployment_not_assigned", "not this node's")
         if generation != GENERATION:
-            raise RefusedError("stale_deployment_generation", "another generation is served")
+            raise other_generation(GENERATION)
         return self._reconciler.generations[deployment]
 
 

@@ -39,7 +39,7 @@ from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import PEER_LIMITS, PeerListener
 from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.peer.replay import ReplayFence
-from sbctl.runtime.peer.worker import PeerWorker
+from sbctl.runtime.peer.worker import PeerWorker, other_generation
 from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import create_ca
 from sbctl.trust.node_identity import NodeIdentityFiles
@@ -229,7 +229,7 @@ class Worker:
         if deployment != "q":
             raise RefusedError("deployment_not_assigned", "this deployment is not this node's")
         if generation != self.served.number:
-            raise RefusedError("stale_deployment_generation", "another generation is served")
+            raise other_generation(self.served.number)
         return self.served
 
     def rejected(self, _deployment: str, _priority: str, reason: str) -> None:

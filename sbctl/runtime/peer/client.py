@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from sbctl.base.clock import Clock
@@ -25,7 +26,7 @@ from sbctl.runtime.peer.envelope import Audience, Errand, sign_dispatch
 from sbctl.runtime.peer.framing import CONTENT_TYPE, DISPATCH_PATH, frame
 from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import leaf_digest, notice_loss
-from sbctl.runtime.peer.worker import BOOT_EPOCH_HEADER, CODE_HEADER
+from sbctl.runtime.peer.worker import CODE_HEADER, PRESENT_HEADER
 
 __all__ = ["PeerClient", "RelayMaker", "refusal_of"]
 
@@ -34,6 +35,8 @@ _IDLE_S: Final = 60.0
 _CONNECTIONS_MAX: Final = 128
 """To one worker. Each carries one request, from its dispatch to its last byte."""
 _HANDSHAKE_S: Final = 5.0
+_BEHIND_MAX: Final = 3
+"""A start and a generation may both be others."""
 _REFUSAL_MAX_BYTES: Final = 64 * 1024
 _CODE_MAX_CHARS: Final = 64
 _RETRY_AFTER_MAX_S: Final = 600
@@ -76,8 +79,8 @@ class _Answer:
     def __init__(self, relay: Relay) -> None:
         self.relay = relay
         self.done = relay.done
-        self.boot_epoch: int | None = None
-        """What the worker says of its process where it was addressed as another one."""
+        self.present: int | None = None
+        """The start of its process, or the generation, that the worker says it has where it was asked for another."""
         self._status = 0
         self._fields: Mapping[bytes, bytes] = {}
         self._refusal = bytearray()
@@ -96,9 +99,9 @@ class _Answer:
             self.relay.head(status, fields)
             return
         self._fields = fields
-        told = fields.get(BOOT_EPOCH_HEADER.encode(), b"")
+        told = fields.get(PRESENT_HEADER.encode(), b"")
         if told.isdigit() and len(told) <= 15:
-            self.boot_epoch = int(told)
+            self.present = int(told)
 
     def data(self, data: bytes) -> None:
         if self._status == 200:
@@ -148,12 +151,13 @@ def _retry_after_s(fields: Mapping[bytes, bytes]) -> float:
     return float(min(int(told), _RETRY_AFTER_MAX_S)) if told.isdigit() and len(told) <= 6 else 1.0
 
 
-class _OtherStartError(Exception):
-    """The worker's process is another than the directory knows; by its own word, over a connection that proved whose it is."""
+class _BehindError(Exception):
+    """The worker is further than the directory knows: another start of its process, or another generation. By its own word, over a connection
+    that proved whose it is."""
 
-    def __init__(self, start: int, refusal: EngineError) -> None:
-        super().__init__(start)
-        self.start = start
+    def __init__(self, present: int, refusal: EngineError) -> None:
+        super().__init__(present)
+        self.present = present
         self.refusal = refusal
 
 
@@ -197,22 +201,24 @@ class PeerClient:
         Raises InputError for what the caller did wrong, AdmissionError and EngineError with the worker's code, always before the first byte.
         """
         start = self._start_of(candidate)
-        try:
-            return await self._ask_once(candidate, start, errand, client, relay)
-        except _OtherStartError as other:
-            if other.start <= start:
-                raise other.refusal from None
-            start = other.start
-            self._starts[candidate.node_id] = (candidate.certificate_sha256, start)
-        try:
-            return await self._ask_once(candidate, start, errand, client, relay)
-        except _OtherStartError as again:
-            raise again.refusal from None
+        for _ in range(_BEHIND_MAX):
+            try:
+                return await self._ask_once(candidate, start, errand, client, relay)
+            except _BehindError as behind:
+                if behind.refusal.code == "stale_boot_epoch" and behind.present > start:
+                    start = behind.present
+                    self._starts[candidate.node_id] = (candidate.certificate_sha256, start)
+                elif behind.refusal.code == "stale_deployment_generation" and behind.present > errand.generation:
+                    errand = replace(errand, generation=behind.present)
+                else:
+                    raise behind.refusal from None
+                refusal = behind.refusal
+        raise refusal
 
     async def _ask_once(
         self, candidate: Candidate, start: int, errand: Errand, client: Client, relay: RelayMaker
     ) -> Relay:
-        """Raises also _OtherStartError."""
+        """Raises also _BehindError."""
         answers: list[_Answer] = []
 
         def listen() -> _Answer:
@@ -225,8 +231,8 @@ class PeerClient:
         try:
             answered = await ask_over(self._pool(candidate), client, write, listen, unreached="transport_failed")
         except EngineError as error:
-            if error.code == "stale_boot_epoch" and answers[-1].boot_epoch is not None:
-                raise _OtherStartError(answers[-1].boot_epoch, error) from error
+            if error.code in ("stale_boot_epoch", "stale_deployment_generation") and answers[-1].present is not None:
+                raise _BehindError(answers[-1].present, error) from error
             raise
         return answered.relay
 

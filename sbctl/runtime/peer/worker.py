@@ -40,11 +40,20 @@ from sbctl.runtime.replica import Replica
 from sbctl.trust.peer_documents import PeerMark, VerifiedDocument
 from sbctl.trust.peer_kinds import DISPATCH
 
-__all__ = ["BOOT_EPOCH_HEADER", "CODE_HEADER", "RETRYABLE_HEADER", "Assigned", "PeerMarks", "PeerWorker"]
+__all__ = [
+    "CODE_HEADER",
+    "PRESENT_HEADER",
+    "RETRYABLE_HEADER",
+    "Assigned",
+    "PeerMarks",
+    "PeerWorker",
+    "other_generation",
+]
 
 CODE_HEADER: Final = "x-sbproxy-error-code"
 RETRYABLE_HEADER: Final = "x-sbproxy-error-retryable"
-BOOT_EPOCH_HEADER: Final = "x-sbproxy-boot-epoch"
+PRESENT_HEADER: Final = "x-sbproxy-present"
+"""With a refusal for another start of the process or another generation: the one that counts now."""
 _FIELDS_MAX: Final = 16
 _HEAD_MAX_BYTES: Final = 8 * 1024
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"proxy-authorization", b"cookie")
@@ -56,8 +65,15 @@ class Assigned(Protocol):
     """What this worker serves for the cluster."""
 
     def serving(self, deployment: str, generation: int) -> Generation:
-        """Raises RefusedError `deployment_not_assigned`, `stale_deployment_generation`."""
+        """Raises RefusedError `deployment_not_assigned`, and what `other_generation` makes of the one that is served."""
         ...
+
+
+def other_generation(served: int) -> RefusedError:
+    """The worker serves `served` of the deployment, and says so: a change reaches it before the gateway hears of it."""
+    return RefusedError(
+        "stale_deployment_generation", f"generation {served} is served here", detail={"generation": served}
+    )
 
 
 class PeerMarks(Protocol):
@@ -271,7 +287,9 @@ class PeerWorker:
         retryable = error.retryable or kind in ("capacity", "readiness", "transport")
         headers = {CODE_HEADER: code, RETRYABLE_HEADER: "true" if retryable else "false"}
         if code == "stale_boot_epoch":
-            headers[BOOT_EPOCH_HEADER] = str(self._here.boot_epoch)
+            headers[PRESENT_HEADER] = str(self._here.boot_epoch)
+        elif code == "stale_deployment_generation":
+            headers[PRESENT_HEADER] = str(error.detail.get("generation", 0))
         if status in (429, 503):
             after_s = error.retry_after_s if isinstance(error, AdmissionError) else error.detail.get("retry_after_s", 1)
             headers["Retry-After"] = str(max(1, math.ceil(float(after_s))))

@@ -198,6 +198,14 @@ async def test_a_worker_that_started_anew_is_asked_again_under_its_new_start(clu
     assert (await refused(gateway, worker.candidate(boot_epoch=9))).code == "stale_boot_epoch"
 
 
+async def test_a_generation_that_came_before_the_directory_knew_it_costs_no_request(cluster: PeerWorld) -> None:
+    worker, gateway = await cluster.worker(boot_epoch=4), cluster.gateway()
+    worker.served.number = 9
+    assert (await gateway.ask(worker.candidate(generation=8, boot_epoch=3))).status == 200
+    assert (worker.refusals("stale_boot_epoch"), worker.refusals("stale_deployment_generation")) == (1, 1)
+    assert (await refused(gateway, worker.candidate(generation=10))).code == "stale_deployment_generation"
+
+
 async def test_a_worker_that_shows_another_certificate_is_not_sent_a_request(cluster: PeerWorld) -> None:
     worker, other, gateway = await cluster.worker("w-a"), await cluster.worker("w-b"), cluster.gateway()
     swapped = replace(worker.candidate(), certificate_sha256=other.candidate().certificate_sha256)
