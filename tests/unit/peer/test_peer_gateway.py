@@ -27,9 +27,9 @@ from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.routes import RouteTable
 from sbctl.trust.bundle import ApiKeyEntry, OriginMember
 from tests.simulators.engine_world import facts
+from tests.simulators.peer_snapshots import node, replica
 from tests.simulators.peer_world import PATIENCE_S, Engine, PeerWorld, Served, Worker
 from tests.simulators.runtime_world import member
-from tests.unit.peer.test_peer_choice import node, replica
 
 
 class Public:

@@ -28,9 +28,9 @@ from sbctl.runtime.peer.plane import PeerPlane
 from sbctl.trust.peer_kinds import SNAPSHOT
 from tests.simulators.cluster_trust import NodeKit
 from tests.simulators.engine_world import facts
+from tests.simulators.peer_snapshots import node, replica
 from tests.simulators.peer_world import PATIENCE_S, Caller, Engine, GatewayNode, PeerWorld, Served
 from tests.simulators.runtime_world import member
-from tests.unit.peer.test_peer_choice import node, replica
 
 
 class Node:
