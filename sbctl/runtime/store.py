@@ -52,6 +52,10 @@ CREATE TABLE IF NOT EXISTS admin_deployments (only INTEGER PRIMARY KEY CHECK (on
 _JOB_PROGRESS: Final = """
 CREATE TABLE IF NOT EXISTS job_progress (id TEXT PRIMARY KEY, completed_bytes INTEGER NOT NULL, total_bytes INTEGER, current_file TEXT) STRICT
 """
+_FORGET_JOBS: Final = """
+DELETE FROM job WHERE state IN ('ready', 'failed', 'deleted') AND rowid NOT IN (SELECT rowid FROM job ORDER BY rowid DESC LIMIT ?)
+"""
+"""By when they were written, which a clock that was put back does not change: ids begin with the time."""
 _JOBS: Final = """
 SELECT job.id, kind, subject, state, created_at_ms, updated_at_ms, error, coalesce(completed_bytes, 0), total_bytes, current_file
 FROM job LEFT JOIN job_progress USING (id)
@@ -266,7 +270,7 @@ class RuntimeStore:
                 self._audit(db, "deployment.stopped" if stopped else "deployment.released", deployment)
 
     def put_job(self, job: JobRow) -> None:
-        """Insert, with an entry of the audit that says who asked, or update; the newest 512 are kept."""
+        """Insert, with an entry of the audit that says who asked, or update; what runs and the 512 written last are kept."""
         with self._transaction() as db:
             if db.execute("SELECT 1 FROM job WHERE id = ?", (job.id,)).fetchone() is None:
                 self._audit(db, f"job.{job.kind}", job.subject, {"job": job.id})
@@ -278,7 +282,7 @@ class RuntimeStore:
                 "INSERT OR REPLACE INTO job_progress VALUES (?, ?, ?, ?)",
                 (job.id, job.completed_bytes, job.total_bytes, job.current_file),
             )
-            db.execute("DELETE FROM job WHERE id NOT IN (SELECT id FROM job ORDER BY id DESC LIMIT ?)", (_JOBS_KEPT,))
+            db.execute(_FORGET_JOBS, (_JOBS_KEPT,))
             db.execute("DELETE FROM job_progress WHERE id NOT IN (SELECT id FROM job)")
 
     def jobs(self) -> tuple[JobRow, ...]:

@@ -110,12 +110,34 @@ def test_a_foreign_or_newer_database_is_refused_by_name(tmp_path: Path, damage: 
 
 def test_jobs_are_kept_newest_first_and_a_restart_ends_what_ran(tmp_path: Path) -> None:
     store = _open(tmp_path)
-    for number in range(514):
-        store.put_job(JobRow(f"{number:05}", "load", "deployment:q", "running", number, number))
+    for number in range(513):
+        store.put_job(JobRow(f"{number:05}", "load", "deployment:q", "ready", number, number))
+    store.put_job(JobRow("00513", "load", "deployment:q", "downloading", 513, 513))
     rows = store.jobs()
     assert (len(rows), rows[0].id, rows[-1].id) == (512, "00513", "00002")
     store.close()
     again = _open(tmp_path)
-    assert {row.state for row in again.jobs()} == {"failed"}
+    assert [row.state for row in again.jobs()] == ["failed"] + 511 * ["ready"]
     assert again.jobs()[0].error == "the runtime was restarted"
     again.close()
+
+
+def test_a_job_that_runs_is_not_forgotten_however_many_end_meanwhile(tmp_path: Path) -> None:
+    store = _open(tmp_path)
+    store.put_job(JobRow("00000", "pull", "deployment:big", "downloading", 0, 0))
+    for number in range(1, 600):
+        store.put_job(JobRow(f"{number:05}", "load", "deployment:q", "ready", number, number))
+    found = store.job("00000")
+    assert found is not None
+    assert found.state == "downloading"
+    store.close()
+
+
+def test_a_job_that_was_asked_for_after_the_clock_was_put_back_is_found_as_any_other(tmp_path: Path) -> None:
+    store = _open(tmp_path)
+    for number in range(512):
+        store.put_job(JobRow(f"2{number:05}", "load", "deployment:q", "ready", number, number))
+    store.put_job(JobRow("100000", "load", "deployment:q", "ready", 1, 1))
+    assert store.job("100000") is not None
+    assert len(store.jobs()) == 512
+    store.close()
