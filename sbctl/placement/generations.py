@@ -23,13 +23,13 @@ def generation_for(
 
     The same digest keeps its number, unless nodes show a higher one, which somebody else gave out: then a number above both, except where
     that one is for the same member. Without a plan to start from, what nodes already run of this very member is adopted, unless they
-    numbered it themselves (without a slot): such numbers are only stayed above.
+    numbered it themselves (without a slot): a new number is above such ones, and else they count for nothing.
     """
     members = {way.member_digest for way in demand.ways if way.member_digest}
     shown = list(observed)
-    highest = max((replica.generation for replica in shown), default=0)
-    top = [replica for replica in shown if replica.generation == highest]
-    same = all(replica.slot is not None and replica.member_digest in members for replica in top)
+    numbered = [replica for replica in shown if replica.slot is not None]
+    highest = max((replica.generation for replica in numbered), default=0)
+    same = {replica.member_digest for replica in numbered if replica.generation == highest} <= members
     known = max(high_water, prior.generation if prior else 0)
     if prior is not None and prior.digest == demand.digest:
         if highest <= known:
@@ -37,7 +37,7 @@ def generation_for(
         return highest if same else highest + 1
     if prior is None and highest and highest >= known and same:
         return highest
-    return max(known, highest) + 1
+    return max([known, *(replica.generation for replica in shown)]) + 1
 
 
 def forget_oldest(high_waters: Mapping[str, int], in_use: Collection[str], floor: int) -> tuple[dict[str, int], int]:

@@ -24,53 +24,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sbctl.placement.fleet import Fleet
-from sbctl.placement.model import DeploymentDemand, Held, Place, PlacementPolicy, Way
+from sbctl.placement.model import DeploymentDemand, Place, PlacementPolicy, Way
 from sbctl.placement.rendezvous import Ranking
 from sbctl.placement.room import Charge, Exhausted, beyond
 from sbctl.placement.spread import Candidate, Spread, evenness
+from sbctl.placement.wishes import Placed, Wish, free_slots, order_of
 
-__all__ = ["Placed", "Placing", "Wish"]
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What one deployment wants and where it is. `prior`: its places of the wanted generation, also such as do not hold any more.
-
-    `held`: its places that are no target any more; `fallback`: what may have to be started again there. `is_settled`: nothing of it is under
-    way, so a replica may move for a newcomer; `is_under_way`: that will be so later. `takes_over`: `prior` are engines of nodes' own bundles,
-    whose slots mean nothing yet. `keeps_only`: nothing new is started, since what runs
-    is not what the bundle says.
-    """
-
-    demand: DeploymentDemand
-    generation: int
-    prior: tuple[Place, ...] = ()
-    held: tuple[Held, ...] = ()
-    fallback: tuple[Place, ...] = ()
-    is_settled: bool = False
-    is_under_way: bool = False
-    takes_over: bool = False
-    keeps_only: bool = False
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Old and new never run at the same time, so they need room only once."""
-        return self.demand.rollout == "recreate"
-
-
-@dataclass(slots=True)
-class Placed:
-    """`displaced`: of `prior`, what is no target any more. `taken_back`: of `held`, what is one again. `makes_room`: of `held`, those whose end would give
-    a replica its place. `waits_for_room`: one of them is draining already."""
-
-    places: list[Place]
-    displaced: list[Place]
-    taken_back: tuple[Place, ...] = ()
-    makes_room: tuple[Place, ...] = ()
-    waits_for_room: bool = False
+__all__ = ["Placing"]
 
 
 class Placing:
@@ -79,7 +42,7 @@ class Placing:
     def __init__(self, fleet: Fleet, wishes: Iterable[Wish], policy: PlacementPolicy) -> None:
         self._fleet, self._room, self._policy = fleet, fleet.room, policy
         self._index = {name: index for index, name in enumerate(fleet.ids)}
-        self._wishes = sorted(wishes, key=_order)
+        self._wishes = sorted(wishes, key=order_of)
         self._exhausted = Exhausted()
         self._extra: dict[str, list[Place | Charge]] = {}
         self.placed: dict[str, Placed] = {}
@@ -121,7 +84,14 @@ class Placing:
         if wish.is_exclusive:
             self._unreserve(wish)
         chosen = self._first(wish, [place for place in wish.prior if self._holds(wish.demand, place)])
-        kept = [place for place in chosen if place.node_id in self._fleet.absent or self._room.charge(place)]
+        # What runs is kept even on an overdrawn node: hosts let in by what they saw, which may be less than the estimate.
+        running = [place for place in chosen if place in wish.running]
+        self._room.force(running)
+        kept = running + [
+            place
+            for place in chosen
+            if place not in wish.running and (place.node_id in self._fleet.absent or self._room.charge(place))
+        ]
         displaced = [place for place in wish.prior if place not in kept]
         if wish.takes_over:
             kept = [replace(place, slot=slot) for slot, place in enumerate(kept)]
@@ -195,7 +165,7 @@ class Placing:
         spread = Spread(self._fleet.domains(demand.spread_by))
         for place in placed.places:
             spread.add(self._index[place.node_id])
-        slots = _free_slots(wish, placed)
+        slots = free_slots(wish, placed)
         ables = self._ables(wish)
         for way_number, _, index in spread.choose(
             self._offers(wish, ables), lambda one: self._devices(wish, one) is not None
@@ -377,20 +347,3 @@ class Placing:
 
 _INCUMBENT = 2.0**64
 """Times this, a score comes before all others and keeps its order among its like."""
-
-
-def _order(wish: Wish) -> tuple[bool, int, int, str]:
-    ways = wish.demand.ways
-    largest = max((way.devices * way.device_bytes for way in ways), default=0)
-    return not wish.demand.warm, -largest, -max((way.host_bytes for way in ways), default=0), wish.demand.deployment
-
-
-def _free_slots(wish: Wish, placed: Placed) -> list[int]:
-    """Numbers for replicas that are new: first those of the places that they replace."""
-    count = wish.demand.replicas
-    used = {place.slot for place in placed.places}
-    left = () if wish.takes_over else placed.displaced
-    free = [slot for slot in sorted({place.slot for place in left}) if slot not in used]
-    going = {held.place.slot for held in wish.held if held.place.generation == wish.generation}
-    unused = [slot for slot in range(count + len(used) + len(going)) if slot not in used | going | set(free)]
-    return [*free, *unused][:count]

@@ -7,7 +7,7 @@ else as something that is held until the target is ready. A controller without a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,10 +27,11 @@ from sbctl.placement.model import (
     PlacementPolicy,
     Rollout,
 )
-from sbctl.placement.placing import Placed, Placing, Wish
+from sbctl.placement.placing import Placing
 from sbctl.placement.refusing import refusals
 from sbctl.placement.rollout import Moment, advance, drain_all
 from sbctl.placement.sight import Sight, place_of
+from sbctl.placement.wishes import Placed, Wish
 
 __all__ = ["DEFAULT_POLICY", "EXPLAINED_MAX", "reconcile"]
 
@@ -41,6 +42,7 @@ _EXPLAINED_NODES: Final = 20_000
 DEFAULT_POLICY: Final = PlacementPolicy()
 _FOREIGN_SLOTS: Final = range(4096, 8192)
 """Of engines that nodes run by bundles of their own; on each node from the first one on."""
+_NOBODY: Final[Mapping[tuple[str, str], int]] = {}
 _STUCK: Final = frozenset({"timed_out", "no_room", "restored"})
 
 
@@ -140,7 +142,9 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
     targets = [p for p in prior.target if p.generation == generation or restored] if prior and same else []
     helds = list(prior.held) if prior else []
     helds += [Held(place) for place in prior.target if place not in targets] if prior else []
-    strangers = _strangers(name, demand, [*targets, *(held.place for held in helds)], sight)
+    becoming = _becoming(name, targets, sight)
+    known = [*targets, *(held.place for held in helds)]
+    strangers = _strangers(name, demand, known, sight, Counter((p.node_id, p.member_digest) for p in becoming))
     own: dict[Place, Place] = {}
     if not targets and not helds:
         ours = [place for place in strangers if _is_wanted(demand, place)]
@@ -155,6 +159,7 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
         demand,
         generation,
         prior=tuple(targets),
+        running=frozenset(p for p in targets if p in own or p in becoming or sight.is_live(name, p)),
         held=_unended(name, helds, sight),
         fallback=prior.fallback if prior else (),
         is_settled=rollout is not None and rollout.phase == "stable" and not (prior and prior.held),
@@ -169,16 +174,35 @@ def _unended(name: str, helds: Iterable[Held], sight: Sight) -> tuple[Held, ...]
     return tuple(held for held in helds if not sight.is_ended(name, held))
 
 
-def _strangers(name: str, demand: DeploymentDemand | None, known: Iterable[Place], sight: Sight) -> list[Place]:
-    """Engines that nodes show and the plan does not know."""
-    known = list(known)
+def _becoming(name: str, targets: Iterable[Place], sight: Sight) -> list[Place]:
+    """Targets whose engine runs already, under a number that its node gave it before there was a cluster."""
+    own = Counter((node_id, replica.member_digest) for node_id, replica in sight.replicas(name) if replica.slot is None)
+    found = []
+    for place in targets:
+        if own[place.node_id, place.member_digest] and sight.shown(name, place) == "absent":
+            own[place.node_id, place.member_digest] -= 1
+            found.append(place)
+    return found
+
+
+def _strangers(
+    name: str,
+    demand: DeploymentDemand | None,
+    known: Sequence[Place],
+    sight: Sight,
+    becoming: Mapping[tuple[str, str], int] = _NOBODY,
+) -> list[Place]:
+    """Engines that nodes show and the plan does not know. `becoming`: how many of a node's own it does know, by member."""
+    expected = dict(becoming)
     exact = {(place.node_id, place.generation, place.slot) for place in known}
     foreign = {(place.node_id, place.generation) for place in known}
     found: list[Place] = []
     numbers: Counter[str] = Counter()
     for node_id, replica in sight.replicas(name):
         if replica.slot is None:
-            if (node_id, replica.generation) not in foreign:
+            if expected.get((node_id, replica.member_digest), 0):
+                expected[node_id, replica.member_digest] -= 1
+            elif (node_id, replica.generation) not in foreign:
                 found.append(_counted(node_id, replica, demand, _FOREIGN_SLOTS[numbers[node_id]]))
                 numbers[node_id] += 1
         elif (node_id, replica.generation, replica.slot) not in exact:

@@ -26,6 +26,7 @@ def _relabel(world: PlacementWorld) -> None:
 def _shrink(world: PlacementWorld) -> None:
     name = world.plan.deployments["chat"].target[0].node_id
     world.workers[name].node = replace(world.workers[name].node, memory_bytes=1)
+    world.workers[name].engines.clear()
 
 
 def _lose(world: PlacementWorld) -> None:

@@ -37,6 +37,8 @@ def _shown(generation: int, member: str = MINE, slot: int | None = 0) -> Observe
         (None, 8, [_shown(5)], 9),
         (None, 0, [_shown(5, slot=None)], 6),
         (None, 0, [_shown(5), _shown(5, OTHER)], 6),
+        (_prior(3), 3, [_shown(9, slot=None)], 3),
+        (_prior(3, OTHER), 3, [_shown(9, slot=None)], 10),
     ],
 )
 def test_the_number_of_what_is_asked_for(

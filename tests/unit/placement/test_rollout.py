@@ -261,6 +261,19 @@ def test_several_engines_of_one_host_are_several_replicas() -> None:
     ]
 
 
+def test_what_a_host_let_in_is_taken_over_whatever_it_is_estimated_at() -> None:
+    world = _fleet(1, nodes=2, replicas=4, gib=10)
+    for worker in world.workers.values():
+        worker.node = replace(worker.node, replicas=(*worker.node.replicas, *worker.node.replicas))
+    placed = world.evaluate().deployments["a"]
+    assert (len(placed.target), placed.held) == (4, ())
+    before = lie(world.plan)
+    placed = world.evaluate().deployments["a"]
+    assert (lie(world.plan), placed.held) == (before, ()), "also while the hosts do not know their new numbers yet"
+    world.want(demand_of("b", 1, gib=1))
+    assert world.evaluate().deployments["b"].unplaced == 1, "and such a host gets nothing more"
+
+
 # --- devices
 
 

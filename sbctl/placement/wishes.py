@@ -1,0 +1,66 @@
+"""What each deployment comes into a placement with, what it leaves with, and the order in which they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sbctl.placement.model import DeploymentDemand, Held, Place
+
+__all__ = ["Placed", "Wish", "free_slots", "order_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one deployment wants and where it is. `prior`: its places of the wanted generation, also such as do not hold any more; `running`:
+    those of them where an engine lives.
+
+    `held`: its places that are no target any more; `fallback`: what may have to be started again there. `is_settled`: nothing of it is under
+    way, so a replica may move for a newcomer; `is_under_way`: that will be so later. `takes_over`: `prior` are engines of nodes' own bundles,
+    whose slots mean nothing yet. `keeps_only`: nothing new is started, since what runs is not what the bundle says.
+    """
+
+    demand: DeploymentDemand
+    generation: int
+    prior: tuple[Place, ...] = ()
+    running: frozenset[Place] = frozenset()
+    held: tuple[Held, ...] = ()
+    fallback: tuple[Place, ...] = ()
+    is_settled: bool = False
+    is_under_way: bool = False
+    takes_over: bool = False
+    keeps_only: bool = False
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Old and new never run at the same time, so they need room only once."""
+        return self.demand.rollout == "recreate"
+
+
+@dataclass(slots=True)
+class Placed:
+    """`displaced`: of `prior`, what is no target any more. `taken_back`: of `held`, what is one again. `makes_room`: of `held`, those whose end
+    would give a replica its place. `waits_for_room`: one of them is draining already."""
+
+    places: list[Place]
+    displaced: list[Place]
+    taken_back: tuple[Place, ...] = ()
+    makes_room: tuple[Place, ...] = ()
+    waits_for_room: bool = False
+
+
+def order_of(wish: Wish) -> tuple[bool, int, int, str]:
+    """Warm ones first, of them what needs most on one device, then what needs most main memory, then by id."""
+    ways = wish.demand.ways
+    largest = max((way.devices * way.device_bytes for way in ways), default=0)
+    return not wish.demand.warm, -largest, -max((way.host_bytes for way in ways), default=0), wish.demand.deployment
+
+
+def free_slots(wish: Wish, placed: Placed) -> list[int]:
+    """Numbers for replicas that are new: first those of the places that they replace."""
+    count = wish.demand.replicas
+    used = {place.slot for place in placed.places}
+    left = () if wish.takes_over else placed.displaced
+    free = [slot for slot in sorted({place.slot for place in left}) if slot not in used]
+    going = {held.place.slot for held in wish.held if held.place.generation == wish.generation}
+    unused = [slot for slot in range(count + len(used) + len(going)) if slot not in used | going | set(free)]
+    return [*free, *unused][:count]
