@@ -28,7 +28,7 @@ def node(name: str, *replicas: ReplicaReport, **changes: Any) -> KnownNode:
         "boot_epoch": 5,
         "node": ClusterNode(
             node_id=name,
-            roles=("worker",),
+            roles=changes.pop("roles", ("worker",)),
             labels={"topology.kubernetes.io/region": "eu"},
             peer_address=changes.pop("address", f"{name}:9443"),
         ),

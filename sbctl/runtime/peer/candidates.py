@@ -15,7 +15,7 @@ from sbctl.node.cluster_documents import NodeSnapshotDocument, ReplicaReport
 from sbctl.runtime.peer.choice import Candidate, ReplicaKind
 from sbctl.trust.peer_documents import Peer
 
-__all__ = ["ExclusionStage", "KnownNode", "Selection", "region_of", "select"]
+__all__ = ["ExclusionStage", "KnownNode", "Selection", "Serving", "region_of", "select"]
 
 ExclusionStage = Literal["generation", "health", "endpoint", "state", "adapter"]
 _REGION_LABELS: Final = ("region", "topology.kubernetes.io/region")
@@ -39,6 +39,19 @@ class KnownNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """Which generations of a deployment may get requests, the current one first, and on which nodes; `nodes` None: on any that has it."""
+
+    generations: tuple[int, ...]
+    nodes: Mapping[int, frozenset[str]] | None = None
+
+    def on(self, generation: int, node_id: str) -> bool:
+        if generation not in self.generations:
+            return False
+        return self.nodes is None or node_id in self.nodes.get(generation, ())
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """What is left, and how many replicas each stage left out."""
 
@@ -55,14 +68,13 @@ def select(
     nodes: Iterable[KnownNode],
     deployment: str,
     *,
-    generations: Collection[int],
+    serving: Serving,
     here: str,
     adapters: Collection[str] = (),
 ) -> Selection:
-    """Candidates of a deployment. `generations`: those that may serve, the current one first; of older ones only ready replicas count.
-    `here`: this node."""
+    """Candidates of a deployment; of generations that are not the current one only ready replicas count. `here`: this node."""
     excluded: Counter[ExclusionStage] = Counter()
-    newest = next(iter(generations), 0)
+    newest = next(iter(serving.generations), 0)
     found: list[Candidate] = []
     for node in nodes:
         snapshot = node.snapshot
@@ -73,7 +85,7 @@ def select(
             if replica.deployment != deployment:
                 continue
             number = replica.deployment_generation
-            if number not in generations or (number != newest and replica.state != "ready"):
+            if not serving.on(number, snapshot.node.node_id) or (number != newest and replica.state != "ready"):
                 stage: ExclusionStage | None = "generation"
             else:
                 stage = out_of_reach or _replica_stage(replica, adapters)
@@ -89,7 +101,9 @@ def _node_stage(snapshot: NodeSnapshotDocument, *, is_local: bool) -> ExclusionS
     health = snapshot.health
     if health.state == "unhealthy" or health.draining or (health.peer_plane == "unavailable" and not is_local):
         return "health"
-    return "endpoint" if snapshot.node.peer_address is None and not is_local else None
+    if "worker" not in snapshot.node.roles or (snapshot.node.peer_address is None and not is_local):
+        return "endpoint"
+    return None
 
 
 def _replica_stage(replica: ReplicaReport, adapters: Collection[str]) -> ExclusionStage | None:

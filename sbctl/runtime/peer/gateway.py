@@ -32,6 +32,11 @@ class Cluster(Directory, Protocol):
     """The cluster as this gateway knows it."""
 
     @property
+    def is_known(self) -> bool:
+        """False before there is a bundle of the cluster: until then this host serves by itself."""
+        ...
+
+    @property
     def policy_revision(self) -> str:
         """Of the bundle by which callers are let pass."""
         ...
@@ -71,6 +76,8 @@ class ClusterGateway(Gateway):
 
     async def _ask(self, request: Request) -> Relay:
         """The relay of an answer that has begun and ended, from the best replica that would give one."""
+        if not self._cluster.is_known:
+            return await super()._ask(request)
         served = self._route(request)
         await self._check_fit(request, served)
         loop = asyncio.get_running_loop()
@@ -139,10 +146,12 @@ class ClusterGateway(Gateway):
 
     def _rows(
         self,
-        table: routes.RouteTable,  # noqa: ARG002 - as Gateway
+        table: routes.RouteTable,
         origin: OriginMember,
         caller: routes.Caller,
     ) -> dict[str, dict[str, Any]]:
+        if not self._cluster.is_known:
+            return super()._rows(table, origin, caller)
         rows = {}
         for name, deployment in sorted(origin.models.items()):
             member = self._cluster.member(deployment)

@@ -10,21 +10,26 @@ from typing import Final
 
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
 from sbctl.runtime.cluster.directory import DirectoryView
-from sbctl.runtime.peer.candidates import KnownNode, Selection, region_of, select
+from sbctl.runtime.peer.candidates import KnownNode, Selection, Serving, region_of, select
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["KnownCluster", "generations_of", "known_nodes"]
+__all__ = ["KnownCluster", "known_nodes", "serving_of"]
 
 _NOBODY: Final = Selection((), {})
 
 
-def generations_of(plan: PlacementDocument) -> Mapping[str, tuple[int, ...]]:
-    """By deployment, the generations that may get requests: the current one first, then those that are kept until it is ready, newest first."""
-    return {name: (placed.generation, *_kept(placed)) for name, placed in plan.deployments.items()}
+def serving_of(plan: PlacementDocument) -> Mapping[str, Serving]:
+    """By deployment: the current generation where it is assigned, then those that are kept until it is ready, newest first. What a node says of
+    a deployment that was not given to it brings it no request."""
+    return {name: _serving(placed) for name, placed in plan.deployments.items()}
 
 
-def _kept(placed: PlacedDeployment) -> list[int]:
-    return sorted({each.generation for each in placed.retained} - {placed.generation}, reverse=True)
+def _serving(placed: PlacedDeployment) -> Serving:
+    nodes: dict[int, set[str]] = {placed.generation: set()}
+    for each in (*placed.assignments, *placed.retained):
+        nodes.setdefault(each.generation, set()).add(each.node_id)
+    kept = sorted(set(nodes) - {placed.generation}, reverse=True)
+    return Serving((placed.generation, *kept), {number: frozenset(found) for number, found in nodes.items()})
 
 
 def known_nodes(view: DirectoryView) -> list[KnownNode]:
@@ -43,6 +48,7 @@ class KnownCluster:
         self._node_id = node_id
         self.region = region_of(labels)
         self.policy_revision = "0"
+        self.is_known = False
         self._members: Mapping[str, DeploymentMember] = {}
         self._selections: Mapping[str, Selection] = {}
 
@@ -50,7 +56,7 @@ class KnownCluster:
         self,
         nodes: Iterable[KnownNode],
         members: Mapping[str, DeploymentMember],
-        generations: Mapping[str, tuple[int, ...]],
+        serving: Mapping[str, Serving],
         *,
         policy_revision: int,
     ) -> None:
@@ -63,12 +69,13 @@ class KnownCluster:
             deployment: select(
                 found,
                 deployment,
-                generations=generations.get(deployment) or _reported(found, deployment),
+                serving=serving.get(deployment) or _reported(found, deployment),
                 here=self._node_id,
             )
             for deployment, found in by_deployment.items()
         }
         self._members, self.policy_revision = dict(members), str(policy_revision)
+        self.is_known = True
 
     def member(self, deployment: str) -> DeploymentMember | None:
         return self._members.get(deployment)
@@ -77,11 +84,11 @@ class KnownCluster:
         return self._selections.get(deployment, _NOBODY)
 
 
-def _reported(nodes: Iterable[KnownNode], deployment: str) -> tuple[int, ...]:
+def _reported(nodes: Iterable[KnownNode], deployment: str) -> Serving:
     found = {
         replica.deployment_generation
         for node in nodes
         for replica in node.snapshot.replicas
         if replica.deployment == deployment
     }
-    return tuple(sorted(found, reverse=True))
+    return Serving(tuple(sorted(found, reverse=True)))

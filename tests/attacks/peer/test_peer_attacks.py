@@ -341,6 +341,16 @@ async def test_G16_who_is_not_let_in_by_tls(cluster: PeerWorld, chain: Any, how:
     assert await gateway.send(worker, envelope, body) == (200, ""), "others are served"
 
 
+async def test_G16_a_gateway_sends_nothing_to_who_is_no_node_of_its_cluster(cluster: PeerWorld) -> None:
+    foreign = PeerWorld(cluster.folder)
+    impostor, gateway = await foreign.worker("w-a"), cluster.gateway()
+    with pytest.raises(SbctlError) as caught:
+        await gateway.ask(impostor)
+    assert caught.value.code == "transport_failed"
+    assert impostor.engine.bodies == []
+    await foreign.close()
+
+
 def test_G16_no_renegotiation_no_tickets_no_early_data(cluster: PeerWorld) -> None:
     """0-RTT needs a ticket, and none is given."""
     context = cluster.gateway().identity.server_context

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbctl.runtime.peer.candidates import KnownNode, select
+from sbctl.runtime.peer.candidates import KnownNode, Serving, select
 from sbctl.runtime.peer.choice import Candidate, choose, prefix_score
 from tests.simulators.peer_snapshots import node, replica
 
@@ -117,6 +117,7 @@ def test_all_requests_wake_the_same_cold_replica() -> None:
         (node("n-a", replica(), health={"peer_plane": "unavailable"}), "health"),
         (node("n-a", replica(), health={"draining": True}), "health"),
         (node("n-a", replica(), address=None), "endpoint"),
+        (node("n-a", replica(), roles=("gateway",)), "endpoint"),
         (node("n-a", replica(state="failed")), "state"),
         (node("n-a", replica(state="draining")), "state"),
         (node("n-a", replica(), replica()), None),
@@ -125,7 +126,7 @@ def test_all_requests_wake_the_same_cold_replica() -> None:
     ],
 )
 def test_who_is_left_out_and_at_which_stage(known: KnownNode, stage: str | None) -> None:
-    found = select([known], "q", generations=(3, 2), here="gw")
+    found = select([known], "q", serving=Serving((3, 2)), here="gw")
     assert dict(found.excluded) == ({stage: 1} if stage else {})
     assert len(found.candidates) == (1 if stage is None else 0)
 
@@ -137,16 +138,27 @@ def test_what_a_candidate_says_of_its_node() -> None:
         replica(state="preparing", active_requests=9),
         replica(deployment_generation=2, adapters=("x",)),
     ]
-    found = select([node("n-a", *loaded)], "q", generations=(3, 2), here="gw")
+    found = select([node("n-a", *loaded)], "q", serving=Serving((3, 2)), here="gw")
     newest = next(candidate for candidate in found.candidates if candidate.generation == 3)
     assert (newest.replicas, newest.active, newest.queue_depth, newest.region) == (2, 3, 1, "eu")
     assert (newest.compute_utilization_millis, newest.memory_occupancy_millis) == (700, 900)
     assert (newest.address, newest.boot_epoch, newest.plane_is_ready) == ("n-a:9443", 5, True)
-    adapted = select([node("n-a", *loaded)], "q", generations=(3, 2), here="gw", adapters=["x"])
+    adapted = select([node("n-a", *loaded)], "q", serving=Serving((3, 2)), here="gw", adapters=["x"])
     assert [candidate.generation for candidate in adapted.candidates] == [2]
     assert adapted.excluded["adapter"] == 3
     here = select(
-        [node("gw", replica(), address=None, health={"peer_plane": "unavailable"})], "q", generations=(3,), here="gw"
+        [node("gw", replica(), address=None, health={"peer_plane": "unavailable"})],
+        "q",
+        serving=Serving((3,)),
+        here="gw",
     )
     assert here.candidates[0].is_local
     assert here.candidates[0].plane_is_ready
+
+
+def test_what_a_node_says_of_a_deployment_that_was_not_given_to_it_brings_it_no_request() -> None:
+    serving = Serving((3, 2), {3: frozenset({"n-a"}), 2: frozenset({"n-b"})})
+    nodes = [node(name, replica(), replica(deployment_generation=2)) for name in ("n-a", "n-b", "n-c")]
+    found = select(nodes, "q", serving=serving, here="gw")
+    assert [candidate.key for candidate in found.candidates] == [("n-a", 3), ("n-b", 2)]
+    assert found.excluded == {"generation": 4}

@@ -19,10 +19,10 @@ from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.ports import Outcome
 from sbctl.runtime.gateway.server import GatewayServer
 from sbctl.runtime.key_limits import KeyLimits
-from sbctl.runtime.peer.candidates import KnownNode
+from sbctl.runtime.peer.candidates import KnownNode, Serving
 from sbctl.runtime.peer.dispatch import Dispatcher
 from sbctl.runtime.peer.gateway import ClusterGateway
-from sbctl.runtime.peer.known import KnownCluster, generations_of
+from sbctl.runtime.peer.known import KnownCluster, serving_of
 from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.routes import RouteTable
 from sbctl.trust.bundle import ApiKeyEntry, OriginMember
@@ -57,7 +57,7 @@ class Public:
         if here is not None:
             nodes.append(node("gw-a", replica(deployment_generation=3), address=None))
         self.member = member(facts(), "/engine", replicas=2, **changes)
-        self.known.take(nodes, {"q": self.member}, {"q": (3,)}, policy_revision=7)
+        self.known.take(nodes, {"q": self.member}, {"q": Serving((3,))}, policy_revision=7)
         self.gateway = ClusterGateway(
             cast("Any", self),
             self,
@@ -173,7 +173,7 @@ def test_what_a_gateway_knows_is_what_was_last_heard() -> None:
     old, new = replica(deployment_generation=4), replica(deployment_generation=5, state="preparing")
     known.take([node("w-a", old), node("w-b", new)], {}, {}, policy_revision=1)
     assert [candidate.generation for candidate in known.selection("q").candidates] == [4, 5]
-    known.take([node("w-a", old), node("w-b", new)], {}, {"q": (5,)}, policy_revision=1)
+    known.take([node("w-a", old), node("w-b", new)], {}, {"q": Serving((5,))}, policy_revision=1)
     assert [candidate.generation for candidate in known.selection("q").candidates] == [5]
     assert known.selection("q").excluded == {"generation": 1}
 
@@ -213,4 +213,5 @@ def test_what_drains_gets_no_new_request() -> None:
         directory_digest="d" * 64,
         deployments={"q": deployment},
     )
-    assert generations_of(plan) == {"q": (7, 6, 5)}
+    on = frozenset({"w-a"})
+    assert serving_of(plan) == {"q": Serving((7, 6, 5), {7: on, 6: on, 5: on})}
