@@ -38,7 +38,7 @@ from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress
 from sbctl.runtime.reconcile import Action, Reconciler
 
-__all__ = ["ControlRoutes", "control_app"]
+__all__ = ["ControlRoutes", "control_app", "followed"]
 
 _BODY_MAX_BYTES: Final = 2 * BUNDLE_MAX_BYTES
 _HEARTBEAT_S: Final = 5.0
@@ -123,7 +123,7 @@ class ControlRoutes:
             asked = _read(_BundleRequest, await read_body(request, max_bytes=_BODY_MAX_BYTES))
             return self._begin(self._reconciler.apply_bundle(asked.envelope, asked.expected_revision, progress))
 
-        return await _followed(request, begun)
+        return await followed(request, begun)
 
     async def act(self, request: web.Request) -> web.StreamResponse:
         deployment, action = request.match_info["deployment"], cast("Action", request.match_info["action"])
@@ -142,7 +142,7 @@ class ControlRoutes:
             ACTING.set(Actor(asked.by or "node interface", "admin", "control"))
             return (await self._jobs.begin(action, deployment, work)).done
 
-        return await _followed(request, begun)
+        return await followed(request, begun)
 
     async def clear(self, _request: web.Request) -> web.Response:
         work = self._begin(self._reconciler.clear())
@@ -161,7 +161,7 @@ class ControlRoutes:
             self._log.warning("request failed", error=str(task.exception()))
 
 
-async def _followed(
+async def followed(
     request: web.Request, begin: Callable[[Progress], Awaitable[asyncio.Task[Any]]]
 ) -> web.StreamResponse:
     """Lines of progress as they come, then how it ended."""

@@ -20,7 +20,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -69,6 +69,7 @@ from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.replica_room import budget_of
 from sbctl.runtime.residency import Residency
+from sbctl.runtime.room import Budget
 from sbctl.runtime.routes import is_loopback
 from sbctl.runtime.settings import Settings, load_settings, load_trust, prepare_directories
 from sbctl.runtime.store import RuntimeStore
@@ -76,6 +77,9 @@ from sbctl.runtime.supervise import die_with_supervisor
 from sbctl.runtime.unit_host import UnitEngineHost
 from sbctl.runtime.unit_records import UnitRecords
 from sbctl.runtime.weight_watch import WeightWatch
+
+if TYPE_CHECKING:
+    from sbctl.runtime.cluster.node import ClusterNode
 
 __all__ = ["Daemon", "run_serve"]
 
@@ -106,9 +110,8 @@ class Daemon:
         self._events = EventLog(paths.database, SYSTEM_CLOCK)
         self._drain = Drain(paths, self._events)
         self._host = _engine_host(paths, os.environ, self._events)
-        budget = budget_of(
-            psutil.virtual_memory().total, memory_limit(), nvidia_devices().gpus, config.max_resident_models
-        )
+        gpus = nvidia_devices().gpus
+        budget = budget_of(psutil.virtual_memory().total, memory_limit(), gpus, config.max_resident_models)
         residency = Residency(budget, free_memory)
         self._provisioner = provisioner = NodeProvisioner(
             paths,
@@ -168,14 +171,8 @@ class Daemon:
             SYSTEM_CLOCK,
         )
         self._provider_keys.on_exchange(self._externals.renew)
-        self._data = Gateway(
-            self._reconciler,
-            self._metrics,
-            KeyLimits(),
-            self._drain,
-            self._externals,
-            bound_to_loopback=is_loopback(config.http_bind_address),
-        )
+        self._cluster = self._joined(budget, gpus)
+        self._data = self._gateway()
         self._listeners: list[Listener | GatewayServer] = []
         """The control socket's last: it answers to the end."""
         self._bound: list[tuple[Listener | GatewayServer, socket.socket, ssl.SSLContext | None]] = []
@@ -184,6 +181,40 @@ class Daemon:
         self._http_url = ""
         self._https_url: str | None = None
         self._admin_url: str | None = None
+
+    def _joined(self, budget: Budget, gpus: tuple[dict[str, str | int], ...]) -> ClusterNode | None:
+        """The runtime as a node of its cluster; nothing of clusters is loaded on a host that is on its own."""
+        config = self._settings.config.cluster
+        if config is None or self._settings.started_by_hand:
+            return None
+        from sbctl.runtime.cluster.node import ClusterNode, Host
+
+        node = ClusterNode(
+            Host(
+                self._settings,
+                self._reconciler,
+                self._provisioner,
+                self._drain,
+                self._metrics,
+                budget,
+                gpus,
+                SYSTEM_CLOCK,
+            ),
+            config,
+        )
+        if self._identity is not None:
+            self._identity.on_change(node.reload_identity)
+        return node
+
+    def _gateway(self) -> Gateway:
+        keys, on_loopback = KeyLimits(), is_loopback(self._settings.config.http_bind_address)
+        if self._cluster is not None:
+            gateway = self._cluster.gateway(keys, self._externals, bound_to_loopback=on_loopback)
+            if gateway is not None:
+                return gateway
+        return Gateway(
+            self._reconciler, self._metrics, keys, self._drain, self._externals, bound_to_loopback=on_loopback
+        )
 
     def status(self) -> dict[str, Any]:
         """The document of GET /control/v1/status."""
@@ -220,7 +251,7 @@ class Daemon:
             if self._settings.content is not None:
                 await self._reconciler.apply_content(self._settings.content, quiet)
             else:
-                await self._reconciler.restore(adopted)
+                await self._reconciler.restore(adopted, None if self._cluster is None else self._cluster.restored())
             await self._host.drop_unclaimed()
             for listener, sock, tls in self._bound:
                 await listener.start(sock, tls=tls)
@@ -229,6 +260,8 @@ class Daemon:
             self._notifier.ready(f"serving {self._http_url}")
             self._events.tell(EventKind.RUNTIME_STARTED, f"version {__version__}, pid {os.getpid()}, {self._http_url}")
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
+            if self._cluster is not None:
+                await self._cluster.start()
             observed = ObservedMemory(self._settings.paths.state, self._running_engines)
             watching = [asyncio.create_task(self._drain.watch()), asyncio.create_task(observed.watch())]
             watching.append(asyncio.create_task(self._weight_watch().watch()))
@@ -302,7 +335,14 @@ class Daemon:
         app = with_identity(
             control_app(self._reconciler, self._jobs, self.status, self._drain, self._store.audit), self._identity
         )
-        control = Listener(with_provider_keys(with_certificate(app, self._certificate), self._provider_keys))
+        app = with_provider_keys(with_certificate(app, self._certificate), self._provider_keys)
+        if self._cluster is not None:
+            from sbctl.runtime.cluster.control import with_cluster
+
+            app = with_cluster(app, self._cluster)
+            if (plane := self._cluster.peer_plane()) is not None:
+                self._will_listen(plane[0], plane[1], tls=plane[2])
+        control = Listener(app)
         self._listeners.append(control)
         await control.start(_bind_unix(self._settings.paths.control_socket))
 
@@ -341,6 +381,8 @@ class Daemon:
         """Within the shutdown deadline: nothing new, what runs finishes or is cut, engines stop."""
         self._notifier.stopping()
         self._log.info("stopping")
+        if self._cluster is not None:
+            await self._cluster.leave()
         for listener, _sock, _tls in self._bound:
             listener.refuse_new()
         loop = asyncio.get_running_loop()
@@ -351,6 +393,8 @@ class Daemon:
         for listener in self._listeners:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(listener.close(), _CUT_S)
+        if self._cluster is not None:
+            await self._cluster.close()
         await self._externals.close()
         await self._host.close()
         remove_file(self._settings.paths.control_socket)

@@ -23,7 +23,7 @@ from sbctl.runtime.replica_messages import LoadedBy, ReplicaPorts, StoppedBy
 from sbctl.runtime.replica_states import ReplicaPhase
 from sbctl.trust.bundle import DeploymentMember, member_digest
 
-__all__ = ["Generation", "Lease", "launch_identity"]
+__all__ = ["AssignedAs", "Generation", "Lease", "launch_identity"]
 
 _STATE_ORDER: Final = (
     ReplicaPhase.READY,
@@ -58,6 +58,14 @@ def _weights_only(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if key in _WEIGHT_FIELDS}
 
 
+@dataclass(frozen=True, slots=True)
+class AssignedAs:
+    """How a cluster names a generation: its number there, and which of the deployment's replicas these are."""
+
+    generation: int
+    slots: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Lease:
     """A request's hold on one ready replica. Release it when the answer's last byte is sent or the caller is gone."""
@@ -80,6 +88,8 @@ class Generation:
         self.replicas = tuple(
             Replica(EngineLabel(deployment, index, number), member, ports) for index in range(member.replicas)
         )
+        self.assigned: AssignedAs | None = None
+        """None: it is of a bundle of the host's own."""
         self.notice: str | None = None
         """What its row says while its replicas serve, and should not as they do."""
         self._ports = ports

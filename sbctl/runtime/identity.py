@@ -5,6 +5,7 @@ A node whose identity is broken or expired goes on serving its own callers; it h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -28,6 +29,7 @@ class HeldIdentity:
         self._clock = clock
         self._log = get_log("identity")
         self._problem: SbctlError | None = None
+        self._listeners: list[Callable[[], None]] = []
         self.current: NodeIdentity | None = None
 
     def start(self) -> None:
@@ -37,6 +39,10 @@ class HeldIdentity:
         except SbctlError as error:
             self._problem = error
             self._log.error("identity not usable", code=error.code, reason=error.message)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Told after another identity was taken up; it raises what keeps it from that."""
+        self._listeners.append(listener)
 
     def reload(self) -> dict[str, Any]:
         """Take up what the files hold now. Raises what verifying raises, and goes on with what was held."""
@@ -48,6 +54,8 @@ class HeldIdentity:
             epoch=self.current.claims.identity_epoch,
             not_after=rfc3339(self.current.certificate.not_after),
         )
+        for listener in self._listeners:
+            listener()
         return self.status()
 
     def status(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from sbctl.base.clock import Clock
@@ -20,26 +20,35 @@ from sbctl.node.snapshot import BundleState, DeploymentState
 from sbctl.runtime.deployments_owner import DeploymentsOwner
 from sbctl.runtime.deployments_revision import DeploymentsRevision
 from sbctl.runtime.engine_host import Slot
-from sbctl.runtime.generation import Generation
+from sbctl.runtime.generation import AssignedAs, Generation
 from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
+from sbctl.runtime.retiring import Retiring
 from sbctl.runtime.routes import RouteTable
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
 from sbctl.runtime.transition import Delta, Transition
 from sbctl.trust.bundle import BundleContent, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
-__all__ = ["Action", "Reconciler"]
+__all__ = ["Action", "Assigned", "Reconciler"]
 
 Action = Literal["load", "stop", "drain", "evict", "pull", "reset"]
 _STOPS: Final = ("stop", "drain")
 _LONG_DRAIN_S: Final = 24 * 3600.0
 _TAKE_OVER_S: Final = 30.0
-_END_AGAIN_FIRST_S: Final = 5.0
-_END_AGAIN_CAP_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What a cluster makes this host run. `names`: how it names the generation of each deployment; `drain_s`: so long those that are given
+    up may finish, where that is not the host's own time."""
+
+    content: BundleContent
+    names: Mapping[str, AssignedAs]
+    drain_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Reconciler:
@@ -61,6 +70,8 @@ class Reconciler:
     ) -> None:
         self.routes = RouteTable()
         self.generations: dict[str, Generation] = {}
+        self.staged: dict[str, Generation] = {}
+        """Of a change that is under way."""
         self.revision = 0
         """Counts commits of this process."""
         self._accepted: AcceptedBundle | None = None
@@ -79,6 +90,9 @@ class Reconciler:
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
+        self._retiring = Retiring(self._spawn)
+        self._assigned: BundleContent | None = None
+        """What a cluster's assignment makes this host run, as soon as there is one."""
         self._log = get_log("reconcile")
 
     # Reading
@@ -110,6 +124,11 @@ class Reconciler:
         return self._ports.residency
 
     @property
+    def leaving(self) -> tuple[Generation, ...]:
+        """Generations that are not desired any more and of which something is left."""
+        return tuple(self._retiring.generations)
+
+    @property
     def is_changing(self) -> bool:
         """Whether a bundle is being applied or cleared, perhaps for an operator who is gone."""
         return self._lock.locked()
@@ -119,16 +138,20 @@ class Reconciler:
 
     # Changing
 
-    async def restore(self, adopted: Collection[Slot] = ()) -> None:
+    async def restore(self, adopted: Collection[Slot] = (), assigned: Assigned | None = None) -> None:
         """Serve again what was accepted before this process started: routes at once, warm engines in the background.
 
-        Engines that a former daemon left running (`adopted`) are ready when this returns, unless they take more than half a minute.
-        Raises StateError when the accepted bundle is damaged.
+        `assigned`: what a cluster makes this host run; it counts instead of a bundle of the host's own. Engines that a former daemon left
+        running (`adopted`) are ready when this returns, unless they take more than half a minute. Raises StateError when the accepted bundle
+        is damaged.
         """
-        self._accepted = await asyncio.to_thread(self._store.accepted)
-        if self._accepted is None:
-            return
-        content = await self._owner.restore(self._accepted.payload.content)
+        if assigned is not None:
+            self._assigned, content = assigned.content, assigned.content
+        else:
+            self._accepted = await asyncio.to_thread(self._store.accepted)
+            if self._accepted is None:
+                return
+            content = await self._owner.restore(self._accepted.payload.content)
         stopped = await asyncio.to_thread(self._store.stopped)
         waiting = []
         for name, member in content.deployments.items():
@@ -139,11 +162,34 @@ class Reconciler:
                     replica.note_stopped()
             elif member.warm or member.pull == "on_boot":
                 waiting.append(generation)
+        if assigned is not None:
+            self._name(self.generations, assigned.names)
+            self._release_weights()
         # What runs already has its memory: its place comes before those of engines that are to be started.
         await self._take_over(adopted)
         for generation in waiting:
             self._spawn(self._bring_back(generation))
         self._swap(content)
+
+    async def apply_assigned(self, assigned: Assigned, commit: Callable[[], Awaitable[None]]) -> dict[str, Any]:
+        """What a cluster makes this host run, in one transaction as a bundle's; what is not in it drains in the background.
+
+        Raises what preparing, starting and `commit` raise, with the deployment's address and name: nothing changed then.
+        """
+        async with self._lock:
+
+            async def durable() -> None:
+                await commit()
+                if self._accepted is not None:
+                    await asyncio.to_thread(self._store.forget_bundle)
+                self._accepted, self._assigned = None, assigned.content
+
+            return await self._change_to(assigned.content, durable, quiet, assigned)
+
+    @staticmethod
+    def _name(generations: Mapping[str, Generation], names: Mapping[str, AssignedAs]) -> None:
+        for name, generation in generations.items():
+            generation.assigned = names.get(name, generation.assigned)
 
     async def apply_content(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
         """The content of a file that the daemon was started with by hand."""
@@ -197,7 +243,7 @@ class Reconciler:
             self._accepted = None
             self._events.tell(EventKind.BUNDLE_CLEARED, "nothing is desired any more")
             old, self.generations, self.routes = list(self.generations.values()), {}, RouteTable()
-            await self._retire(old, drain_s=self._drain_s)
+            await self._retiring.retire(old, drain_s=self._drain_s)
             self._release_weights()
 
     def known(self, deployment: str) -> Generation:
@@ -247,7 +293,8 @@ class Reconciler:
         for task in self._background:
             task.cancel()
         leave = self._ports.launch.host.outlives_daemon
-        await self._retire(list(self.generations.values()), drain_s=drain_s, leave=leave)
+        ending = [*self.generations.values(), *self.leaving]
+        await self._retiring.retire(ending, drain_s=drain_s, leave=leave)
 
     # Inside the lock
 
@@ -276,6 +323,12 @@ class Reconciler:
                 "this runtime was started by hand: the file it was started with is its desired state",
                 next_step="stop it, then apply again",
             )
+        if self._assigned is not None:
+            raise RefusedError(
+                "bundle.cluster_authority",
+                "this host runs what its cluster assigns to it",
+                next_step="publish the cluster's bundle at an authority: sbctl apply with proxy.cluster does",
+            )
         if self._trust is None:
             raise RefusedError(
                 "bundle.no_trust",
@@ -286,13 +339,20 @@ class Reconciler:
         return verify_bundle(envelope, trust=self._trust, scope=self._scope, fence=fence, now=self._clock.now())
 
     async def _change_to(
-        self, content: BundleContent, commit: Callable[[], Awaitable[None]], progress: Progress
+        self,
+        content: BundleContent,
+        commit: Callable[[], Awaitable[None]],
+        progress: Progress,
+        assigned: Assigned | None = None,
     ) -> dict[str, Any]:
         delta = Delta.of(self.generations, content.deployments)
         staged = {
             name: Generation(name, next(self._numbers), content.deployments[name], self._ports)
             for name in (*delta.added, *delta.changed)
         }
+        if assigned is not None:
+            self._name(staged, assigned.names)
+        self.staged = staged
         transition = Transition(
             self._scope,
             self.generations,
@@ -308,16 +368,23 @@ class Reconciler:
         try:
             await transition.carry_out(commit)
         except BaseException:
-            self._end_later(staged.values())
+            self._retiring.end_later(staged.values())
             raise
+        finally:
+            self.staged = {}
         old = [self.generations[name] for name in (*delta.changed, *delta.removed)]
         for name in delta.adjusted:
             self.generations[name].adjust(content.deployments[name])
         kept = {name: self.generations[name] for name in (*delta.adjusted, *delta.preserved)}
         self.generations = {**kept, **staged}
+        if assigned is not None:
+            self._name(kept, assigned.names)
         self._swap(content)
         self._log.info("committed", **asdict(delta))
-        degraded = await self._retire(old, drain_s=self._handoff_s)
+        if assigned is not None:
+            self._spawn(self._retire_later(old, assigned.drain_s))
+            return self._report(delta, {})
+        degraded = await self._retiring.retire(old, drain_s=self._handoff_s)
         self._release_weights()
         degraded |= await self._wake(kept, progress)
         return self._report(delta, degraded)
@@ -343,34 +410,9 @@ class Reconciler:
                     degraded[name] = error.message
         return degraded
 
-    async def _retire(self, generations: list[Generation], *, drain_s: float, leave: bool = False) -> dict[str, str]:
-        results = await asyncio.gather(
-            *(generation.retire(drain_s=drain_s, leave=leave) for generation in generations), return_exceptions=True
-        )
-        failures = {}
-        for generation, result in zip(generations, results, strict=True):
-            if isinstance(result, BaseException):
-                self._log.error("a generation did not end", deployment=generation.deployment, error=str(result))
-                failures[generation.deployment] = str(result)
-        if not leave:
-            self._end_later(generations)
-        return failures
-
-    def _end_later(self, generations: Iterable[Generation]) -> None:
-        """What did not end holds memory, and its place: it is tried again until it is gone."""
-        for generation in generations:
-            if generation.has_unended:
-                self._spawn(self._end_again(generation))
-
-    async def _end_again(self, generation: Generation) -> None:
-        wait_s = _END_AGAIN_FIRST_S
-        while generation.has_unended:
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _END_AGAIN_CAP_S)
-            try:
-                await generation.end_what_is_left()
-            except SbctlError as error:
-                self._log.error("an engine still does not end", deployment=generation.deployment, error=str(error))
+    async def _retire_later(self, generations: list[Generation], drain_s: Mapping[str, float]) -> None:
+        await self._retiring.retire(generations, drain_s=self._handoff_s, by_name=drain_s)
+        self._release_weights()
 
     def _release_weights(self) -> None:
         used = frozenset(

@@ -85,6 +85,7 @@ class _Cluster:
 
     region = ""
     policy_revision = "1"
+    is_known = True
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,0 +1,92 @@
+"""The cluster on the control socket of a node's runtime.
+
+GET  /control/v1/cluster           the cluster as this node knows it: SBproxy's fields of /admin/cluster/status and what plans need
+POST /control/v1/cluster/bundle    `ClusterPublish`, on an authority → ndjson as a bundle: a line for every node that got further, then
+                                   {"result": ClusterPublished}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from sbctl.base import strict_json
+from sbctl.base.errors import InputError
+from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished, NodeProgress
+from sbctl.runtime.cluster.node import ClusterNode
+from sbctl.runtime.cluster.progress import is_done, progress_of, unplaced_of
+from sbctl.runtime.control import followed
+from sbctl.runtime.listeners import read_body
+from sbctl.runtime.provision import Progress
+from sbctl.trust.cluster_bundle import bundle_mark
+
+__all__ = ["publish", "with_cluster"]
+
+_BODY_MAX_BYTES: Final = 2 * BUNDLE_MAX_BYTES
+_LOOK_S: Final = 0.25
+
+
+def with_cluster(app: web.Application, node: ClusterNode) -> web.Application:
+    """The control socket's application, with the routes of this module."""
+    running: set[asyncio.Task[Any]] = set()
+
+    async def status(_request: web.Request) -> web.Response:
+        return web.json_response(node.status())
+
+    async def published(request: web.Request) -> web.StreamResponse:
+        async def begun(progress: Progress) -> asyncio.Task[Any]:
+            asked = _read(await read_body(request, max_bytes=_BODY_MAX_BYTES))
+            task: asyncio.Task[Any] = asyncio.create_task(publish(node, asked, progress))
+            running.add(task)
+            task.add_done_callback(running.discard)
+            return task
+
+        return await followed(request, begun)
+
+    app.router.add_get("/control/v1/cluster", status)
+    app.router.add_post("/control/v1/cluster/bundle", published)
+    return app
+
+
+async def publish(node: ClusterNode, asked: ClusterPublish, progress: Progress) -> ClusterPublished:
+    """Raises as `Desired.publish`; what nodes make of the bundle is in the answer."""
+    verified = await node.desired.publish(asked.envelope, expected_revision=asked.expected_revision)
+    mark = bundle_mark(verified.payload)
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + asked.wait_s
+    told: dict[str, NodeProgress] = {}
+    while True:
+        plan = node.feed.plan
+        nodes = progress_of(mark, node.roster.view.rows, plan)
+        done = is_done(mark, nodes, plan)
+        ready = sum(one.state in ("ready", "idle") for one in nodes.values())
+        for name, one in nodes.items():
+            if told.get(name) != one:
+                progress(ready, len(nodes), f"{name}: {one.state}{f' ({one.detail})' if one.detail else ''}")
+        told = nodes
+        superseded = node.desired.mark != mark
+        if done or superseded or loop.time() >= end_s:
+            return ClusterPublished(
+                revision=mark.revision,
+                content_digest=mark.content_digest,
+                in_store=node.desired.in_store,
+                ready=done,
+                nodes=nodes,
+                unplaced=unplaced_of(mark, plan),
+            )
+        await asyncio.sleep(min(_LOOK_S, max(0.0, end_s - loop.time())))
+
+
+def _read(body: bytes) -> ClusterPublish:
+    document = strict_json.loads(body, max_bytes=_BODY_MAX_BYTES)
+    try:
+        return ClusterPublish.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError("invalid_body", f"{where}: {first['msg']}") from None

@@ -1,0 +1,306 @@
+"""The lease-holder's work: one plan after another, signed assignments for each node, and the plan itself for whoever comes after.
+
+when        directory, bundle or time ask for it; never more often than five times what an evaluation takes
+from        the plan before: of this holder, else the newest of store and disk; without any, what nodes show
+order       the plan is on this disk, then in the store, before any assignment that follows from it
+written     only what changed; everything once in a new epoch, since nodes refuse what is of an older one
+fenced      nothing is written once the lease is not held, and compare-and-set keeps a holder that was asleep from writing over the next
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sbctl.base.clock import Clock
+from sbctl.base.digests import sha256_bytes
+from sbctl.base.errors import SbctlError
+from sbctl.node.cluster_documents import AssignmentDocument, BundleMark
+from sbctl.node.placement_document import PlacementDocument
+from sbctl.placement.assignments import assignments
+from sbctl.placement.demands import demands_of
+from sbctl.placement.documents import Head, assignment_document, node_of, plan_document, plan_of
+from sbctl.placement.model import ClusterView, DeploymentDemand, PlacementPlan, PlacementPolicy
+from sbctl.placement.reconcile import reconcile
+from sbctl.runtime.cluster.desired import Desired
+from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.lease import ClusterLease
+from sbctl.runtime.cluster.plan_feed import PlanFeed
+from sbctl.runtime.cluster.roster import Roster
+from sbctl.runtime.cluster.store import (
+    PLAN_KEY,
+    Bucket,
+    ClusterStore,
+    Gone,
+    Resync,
+    StoreConflictError,
+    Watched,
+    node_token,
+)
+from sbctl.runtime.log import get_log
+from sbctl.trust.cluster_fences import LeaseFence
+from sbctl.trust.envelope import unverified_payload
+from sbctl.trust.peer_documents import NodeSigner
+from sbctl.trust.peer_kinds import ASSIGNMENT, PLACEMENT, moment_of
+
+__all__ = ["Controller", "Figures"]
+
+_DEBOUNCE_S: Final = 0.2
+_LOOK_S: Final = 2.0
+_SPACING: Final = 5.0
+_PARALLEL: Final = 32
+_CONFLICTS_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What placement reckons with beside bundle and directory."""
+
+    policy: PlacementPolicy
+    safety_margin: float
+    handoff_timeout_ms: int
+    drain_timeout_ms: int
+    first_wait_ms: int
+    """So long a first plan waits for nodes that nobody named."""
+    expected: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Reign:
+    """What one holder knows while it holds one epoch. `written`: by node, what its newest assignment says."""
+
+    epoch: int
+    plan: PlacementPlan
+    counter: int = 0
+    written: dict[str, tuple[BundleMark, object]] = field(default_factory=dict)
+    plan_written: object = None
+
+
+class Controller:
+    """Of one authority."""
+
+    def __init__(
+        self,
+        node_id: str,
+        *,
+        boot_epoch: int,
+        figures: Figures,
+        lease: ClusterLease,
+        roster: Roster,
+        desired: Desired,
+        feed: PlanFeed,
+        trust: HeldTrust,
+        fences: ClusterFences,
+        store: ClusterStore,
+        clock: Clock,
+    ) -> None:
+        self._node_id = node_id
+        self._boot_epoch = boot_epoch
+        self._figures = figures
+        self._lease = lease
+        self._roster = roster
+        self._desired = desired
+        self._feed = feed
+        self._trust = trust
+        self._fences = fences
+        self._store = store
+        self._clock = clock
+        self._asked = asyncio.Event()
+        self._reign: _Reign | None = None
+        self._log = get_log("controller")
+        self.problem: SbctlError | None = None
+
+    @property
+    def is_leading(self) -> bool:
+        return self._lease.epoch is not None
+
+    def poke(self) -> None:
+        """Something that decides a placement is another."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._asked.wait()
+            await asyncio.sleep(_DEBOUNCE_S)
+            self._asked.clear()
+            began_s = loop.time()
+            try:
+                await self.step()
+                self.problem = None
+            except SbctlError as error:
+                if self.problem is None or self.problem.code != error.code:
+                    self._log.warning("placement", code=error.code, reason=error.message)
+                self.problem = error
+            await asyncio.sleep(_SPACING * (loop.time() - began_s))
+
+    async def step(self) -> None:
+        """One evaluation, if this node holds the lease and knows enough. Raises what the store and the disk raise."""
+        epoch, held = self._lease.epoch, self._desired.held
+        since_ms = self._roster.watching_since_ms
+        if epoch is None or held is None or since_ms is None:
+            if epoch is None:
+                self._reign = None
+            return
+        if self._reign is None or self._reign.epoch != epoch:
+            self._reign = _Reign(epoch, await self._plan_before())
+        reign = self._reign
+        view = self._view(since_ms)
+        if not reign.plan.settled and self._now_ms() - since_ms < self._figures.first_wait_ms:
+            return
+        reign.counter += 1
+        plan = await asyncio.to_thread(self._evaluate, view, reign)
+        if self._lease.epoch != epoch:
+            return
+        reign.plan = plan
+        await self._write(reign, view, plan)
+
+    def _view(self, since_ms: int) -> ClusterView:
+        rows = self._roster.view.rows
+        nodes = {
+            name: node_of(row.snapshot, heard_at_ms=row.heard_at_ms, exclusion=row.exclusion)
+            for name, row in rows.items()
+            if row.snapshot is not None
+        }
+        removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked")
+        return ClusterView(nodes, watching_since_ms=since_ms, removed=removed, expected=self._figures.expected)
+
+    def _demands(self) -> tuple[DeploymentDemand, ...]:
+        held, figures = self._desired.held, self._figures
+        assert held is not None
+        return demands_of(
+            held.payload.content.deployments,
+            safety_margin=figures.safety_margin,
+            handoff_timeout_ms=figures.handoff_timeout_ms,
+            drain_timeout_ms=figures.drain_timeout_ms,
+        )
+
+    def _evaluate(self, view: ClusterView, reign: _Reign) -> PlacementPlan:
+        return reconcile(
+            view,
+            self._demands(),
+            reign.plan,
+            now_ms=self._now_ms(),
+            mark=(reign.epoch, reign.counter),
+            policy=self._figures.policy,
+        )
+
+    # The plan before
+
+    async def _plan_before(self) -> PlacementPlan:
+        """The newest of what the store shows and this node has on its disk."""
+        entry = await self._store.get(Bucket.ASSIGNMENTS, PLAN_KEY)
+        prior = await self._feed.before(None if entry is None else entry.value.decode("utf-8", "replace"))
+        return PlacementPlan() if prior is None else plan_of(prior)
+
+    # Writing
+
+    async def _write(self, reign: _Reign, view: ClusterView, plan: PlacementPlan) -> None:
+        head = self._head(reign)
+        spread = {demand.deployment: demand.spread_by for demand in self._demands()}
+        document = plan_document(plan, view, head, directory_digest=self._roster.view.digest, spread_by=spread)
+        told = assignments(plan, view)
+        fresh = {
+            name: made
+            for name, made in ((name, assignment_document(name, parts, head)) for name, parts in told.items())
+            if reign.written.get(name) != (made.bundle, made.deployments)
+        }
+        content = document.model_dump(exclude={"counter", "issued_at_unix_ms", "directory_digest"})
+        if content != reign.plan_written or fresh:
+            await self._keep(document, reign)
+            reign.plan_written = content
+        gate = asyncio.Semaphore(_PARALLEL)
+        results = await asyncio.gather(
+            *(self._assign(gate, reign, name, made) for name, made in fresh.items()), return_exceptions=True
+        )
+        failed = [result for result in results if isinstance(result, BaseException)]
+        if failed:
+            raise failed[0]
+
+    def _head(self, reign: _Reign) -> Head:
+        mark = self._desired.mark
+        assert mark is not None
+        claims = self._signer().identity.claims
+        return Head(
+            cluster_id=claims.cluster_id,
+            identity_epoch=claims.identity_epoch,
+            boot_epoch=self._boot_epoch,
+            lease_epoch=reign.epoch,
+            lease_holder=self._node_id,
+            counter=reign.counter,
+            issued_at_unix_ms=self._now_ms(),
+            bundle=mark,
+        )
+
+    async def _keep(self, document: PlacementDocument, reign: _Reign) -> None:
+        text = self._signer().sign(PLACEMENT, document)
+        fence = LeaseFence(reign.epoch, self._node_id, document.counter, _digest_of(text))
+        await asyncio.to_thread(
+            self._fences.accept, "placement", fence, text, issued_at=moment_of(document.issued_at_unix_ms)
+        )
+        self._feed.take(document)
+        await self._put(PLAN_KEY, text, reign)
+
+    async def _assign(self, gate: asyncio.Semaphore, reign: _Reign, name: str, document: AssignmentDocument) -> None:
+        async with gate:
+            text = self._signer().sign(ASSIGNMENT, document)
+            await self._put(node_token(name), text, reign)
+            reign.written[name] = (document.bundle, document.deployments)
+
+    async def _put(self, key: str, text: str, reign: _Reign) -> None:
+        """Over whatever is there, while the lease is held. Raises SbctlError `lease.lost`, and as the store."""
+        for _ in range(_CONFLICTS_MAX):
+            entry = await self._store.get(Bucket.ASSIGNMENTS, key)
+            if self._lease.epoch != reign.epoch:
+                raise SbctlError("lease.lost", "the lease went to another authority", retryable=True)
+            with suppress(StoreConflictError):
+                await self._store.compare_and_set(
+                    Bucket.ASSIGNMENTS, key, text.encode(), expected=0 if entry is None else entry.revision
+                )
+                return
+        raise SbctlError("store.conflict", "another holder writes to the same place", place=key, retryable=True)
+
+    async def follow_losses(self) -> None:
+        """What the store has no more is written again. Until cancelled."""
+        async for told in self._store.watch(Bucket.ASSIGNMENTS):
+            reign = self._reign
+            lost = _keys_lost(told)
+            if reign is None or lost is None:
+                continue
+            for name in [each for each in reign.written if lost(node_token(each))]:
+                del reign.written[name]
+            if lost(PLAN_KEY):
+                reign.plan_written = None
+            self.poke()
+
+    def _signer(self) -> NodeSigner:
+        signer = self._trust.signer
+        if signer is None:
+            raise self._trust.problem or SbctlError("cluster.no_identity", "this node holds no identity")
+        return signer
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now().timestamp() * 1000)
+
+
+def _digest_of(text: str) -> str:
+    """Of the signed bytes, as a verifier tells it."""
+    _type, payload, _keyids = unverified_payload(str(json.loads(text)["envelope"]), max_bytes=PLACEMENT.max_bytes)
+    return sha256_bytes(payload)
+
+
+def _keys_lost(told: Watched) -> Callable[[str], bool] | None:
+    """Which keys have no value any more, by this word of the store; None when it says nothing of that."""
+    if isinstance(told, Resync):
+        there = {entry.key for entry in told.entries}
+        return lambda key: key not in there
+    if isinstance(told, Gone):
+        return lambda key: key == told.key
+    return None

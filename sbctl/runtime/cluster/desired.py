@@ -1,0 +1,298 @@
+"""What should run in the cluster, as this node knows it: signer set, revocation list and bundle, wherever they come from.
+
+    order       a signer set first, then the revocation list, then the bundle: each is judged by what came before it
+    believed    by signature and fence alone; what is refused is said once, and what is held goes on
+    kept        on this node's disk before it counts, so a start needs no store
+
+Authorities also keep every bundle, and give the store back what it lost: they are the memory, the store is the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from sbctl.base.clock import Clock
+from sbctl.base.errors import InputError, RefusedError, SbctlError, UnreachableError
+from sbctl.base.fs import read_bounded
+from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.node.cluster_documents import BundleMark
+from sbctl.runtime.cluster.bundle_archive import BundleArchive
+from sbctl.runtime.cluster.fences import ClusterFences, KeptBundle
+from sbctl.runtime.cluster.held_signers import HeldSigners
+from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.store import (
+    BUNDLE_KEY,
+    REVOCATIONS_KEY,
+    TRUST_KEY,
+    Bucket,
+    Changed,
+    ClusterStore,
+    Gone,
+    Resync,
+    StoreConflictError,
+    Watched,
+)
+from sbctl.runtime.log import get_log
+from sbctl.trust.cluster_bundle import VerifiedClusterBundle, bundle_mark, verify_cluster_bundle
+
+__all__ = ["Desired"]
+
+_ORDER: Final = (TRUST_KEY, REVOCATIONS_KEY, BUNDLE_KEY)
+_LOOK_AGAIN_S: Final = 30.0
+_CONFLICTS_MAX: Final = 8
+
+
+class Desired:
+    """`archive` on authorities alone. Used from one event loop."""
+
+    def __init__(
+        self,
+        cluster_id: str,
+        *,
+        signers: HeldSigners,
+        trust: HeldTrust,
+        fences: ClusterFences,
+        store: ClusterStore,
+        clock: Clock,
+        trust_file: Path,
+        archive: BundleArchive | None = None,
+    ) -> None:
+        """Raises StateError `cluster.state_damaged`."""
+        self._cluster_id = cluster_id
+        self._signers = signers
+        self._trust = trust
+        self._fences = fences
+        self._store = store
+        self._clock = clock
+        self._trust_file = trust_file
+        self._archive = archive
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = asyncio.Lock()
+        self._shown: dict[str, str] = {}
+        """What the store shows, by key."""
+        self._heard = False
+        self._said: dict[str, str] = {}
+        self._log = get_log("cluster")
+        self.held: KeptBundle | None = fences.bundle()
+
+    @property
+    def mark(self) -> BundleMark | None:
+        """Of the bundle that is held."""
+        return None if self.held is None else bundle_mark(self.held.payload)
+
+    @property
+    def in_store(self) -> bool:
+        """Whether the store shows the bundle that is held."""
+        return self.held is not None and self._shown.get(BUNDLE_KEY) == self.held.envelope
+
+    @property
+    def is_authority(self) -> bool:
+        return self._archive is not None
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Told after another bundle, signer set or revocation list was taken up."""
+        self._listeners.append(listener)
+
+    async def run(self) -> None:
+        """Follow the store until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            if self._archive is not None:
+                group.create_task(self._keep_giving())
+
+    async def _follow(self) -> None:
+        async for told in self._store.watch(Bucket.DESIRED):
+            async with self._lock:
+                for key in self._seen(told):
+                    await self._take(key)
+                self._heard = True
+                await self._give_back()
+
+    async def _keep_giving(self) -> None:
+        """A write that failed while the store was whole again a moment later is tried once more."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            async with self._lock:
+                await self._give_back()
+
+    def _seen(self, told: Watched) -> tuple[str, ...]:
+        if isinstance(told, Resync):
+            self._shown = {entry.key: entry.value.decode("utf-8", "replace") for entry in told.entries}
+            return tuple(key for key in _ORDER if key in self._shown)
+        if isinstance(told, Changed):
+            self._shown[told.entry.key] = told.entry.value.decode("utf-8", "replace")
+            # A bundle that was refused may be good by what came now.
+            return (
+                tuple(key for key in _ORDER[_ORDER.index(told.entry.key) :] if key in self._shown)
+                if told.entry.key in _ORDER
+                else ()
+            )
+        if isinstance(told, Gone):
+            self._shown.pop(told.key, None)
+        return ()
+
+    async def _take(self, key: str) -> None:
+        text = self._shown[key]
+        try:
+            if key == TRUST_KEY:
+                changed = await asyncio.to_thread(self._signers.offer, text)
+            elif key == REVOCATIONS_KEY:
+                changed = await asyncio.to_thread(self._trust.offer_revocations, text, now=self._clock.now())
+            else:
+                changed = await self._accept(text)
+        except SbctlError as error:
+            if self._said.get(key) != error.message:
+                self._said[key] = error.message
+                self._log.warning("what the store shows is not taken", key=key, code=error.code, reason=error.message)
+            return
+        self._said.pop(key, None)
+        if changed:
+            self._tell()
+
+    def problems(self) -> dict[str, str]:
+        """Why what the store shows is not taken, by key."""
+        return dict(self._said)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    # The bundle
+
+    async def _verified(self, envelope: str) -> VerifiedClusterBundle:
+        trust = self._signers.trust
+        if trust is None:
+            raise RefusedError(
+                "bundle.no_trust",
+                "this runtime knows no signers yet",
+                next_step="apply again: the signer set travels first",
+            )
+        fence = await asyncio.to_thread(self._fences.bundle_fence)
+        return verify_cluster_bundle(
+            envelope, trust=trust, cluster_id=self._cluster_id, fence=fence, now=self._clock.now()
+        )
+
+    async def _accept(self, envelope: str) -> bool:
+        """Durable before it counts. False: it is the one that is held. Raises as `verify_cluster_bundle`, and what keeping raises."""
+        verified = await self._verified(envelope)
+        if self._archive is not None:
+            await asyncio.to_thread(self._archive.keep, verified, envelope)
+        if verified.repeat and self.held is not None:
+            return False
+        await asyncio.to_thread(self._fences.accept_bundle, verified, envelope)
+        self.held = KeptBundle(verified.payload, verified.signer, envelope)
+        self._log.info("bundle of the cluster taken up", revision=verified.payload.revision, signer=verified.signer)
+        return True
+
+    async def publish(self, envelope: str, *, expected_revision: int | None = None) -> VerifiedClusterBundle:
+        """By an operator at this authority: kept here, then in the store. `in_store` says whether the store has it; if not, it gets it as soon
+        as it can.
+
+        Raises RefusedError `cluster.not_authority`, `bundle.*`, InputError `bundle.*`, SbctlError `cluster.state_not_written`.
+        """
+        if self._archive is None:
+            raise RefusedError(
+                "cluster.not_authority",
+                "this node is no authority of its cluster",
+                next_step="publish at a host with the role authority",
+            )
+        async with self._lock:
+            verified = await self._verified(envelope)
+            actual = None if self.held is None else self.held.payload.revision
+            if not verified.repeat and expected_revision != actual:
+                raise RefusedError(
+                    "bundle.revision_conflict",
+                    f"the cluster is at revision {actual or 'none'}, the bundle was made for {expected_revision or 'none'}",
+                    next_step="plan again: somebody applied in between",
+                    detail={"expected_revision": expected_revision, "actual_revision": actual},
+                )
+            await self._refuse_older_than_store(verified)
+            if await self._accept(envelope):
+                self._tell()
+            await self._give_back()
+        return verified
+
+    async def _refuse_older_than_store(self, verified: VerifiedClusterBundle) -> None:
+        """Another authority may have published while this one did not hear of it."""
+        try:
+            entry = await self._store.get(Bucket.DESIRED, BUNDLE_KEY)
+        except UnreachableError:
+            return
+        if entry is None:
+            return
+        self._shown[BUNDLE_KEY] = entry.value.decode("utf-8", "replace")
+        await self._take(BUNDLE_KEY)
+        await self._verified_again(verified)
+
+    async def _verified_again(self, verified: VerifiedClusterBundle) -> None:
+        held = self.held
+        if held is None:
+            return
+        shown, wanted = held.payload, verified.payload
+        if (shown.key_epoch, shown.revision) > (wanted.key_epoch, wanted.revision):
+            raise RefusedError(
+                "bundle.stale_revision",
+                f"revision {wanted.revision} is behind revision {shown.revision}, which another authority published",
+                next_step="plan again from the newest state",
+                detail={"revision": wanted.revision, "accepted_revision": shown.revision},
+            )
+
+    # What the store lost
+
+    async def _give_back(self) -> None:
+        """Put into the store what it lacks, or has older. Nothing on nodes that are no authority."""
+        if self._archive is None or not self._heard:
+            return
+        for key, text in (
+            (TRUST_KEY, await asyncio.to_thread(self._trust_text)),
+            (REVOCATIONS_KEY, self._trust.files.revocations),
+            (BUNDLE_KEY, None if self.held is None else self.held.envelope),
+        ):
+            if text is None or self._shown.get(key) == text:
+                continue
+            try:
+                await self._put(key, text)
+            except SbctlError as error:
+                self._log.warning("the store does not take it now", key=key, code=error.code, reason=error.message)
+                return
+
+    def _trust_text(self) -> str | None:
+        """The installed set as it was signed; None where a newer one came over the store, which has it."""
+        try:
+            return read_bounded(self._trust_file, max_bytes=BUNDLE_MAX_BYTES).decode()
+        except (InputError, UnicodeDecodeError):
+            return None
+
+    async def _put(self, key: str, text: str) -> None:
+        """Unless what is there is as good or better by what this node holds: then it was taken up, or is not believed and is replaced."""
+        for _ in range(_CONFLICTS_MAX):
+            entry = await self._store.get(Bucket.DESIRED, key)
+            if entry is not None:
+                self._shown[key] = entry.value.decode("utf-8", "replace")
+                if self._shown[key] == text or await self._is_newer(key, self._shown[key]):
+                    return
+            try:
+                await self._store.compare_and_set(
+                    Bucket.DESIRED, key, text.encode(), expected=0 if entry is None else entry.revision
+                )
+            except StoreConflictError:
+                continue
+            self._shown[key] = text
+            self._log.info("given to the store", key=key)
+            return
+
+    async def _is_newer(self, key: str, text: str) -> bool:
+        """Whether what the store shows counts here, so that ours is not put over it."""
+        judge: dict[str, Callable[[], Awaitable[object]]] = {
+            TRUST_KEY: lambda: asyncio.to_thread(self._signers.offer, text),
+            REVOCATIONS_KEY: lambda: asyncio.to_thread(self._trust.offer_revocations, text, now=self._clock.now()),
+            BUNDLE_KEY: lambda: self._accept(text),
+        }
+        try:
+            await judge[key]()
+        except SbctlError:
+            return False
+        return True

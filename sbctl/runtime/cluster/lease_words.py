@@ -1,0 +1,51 @@
+"""The lease as a signed document: this node's own, and what others wrote."""
+
+from __future__ import annotations
+
+from sbctl.base.clock import Clock
+from sbctl.base.errors import SbctlError
+from sbctl.node.cluster_documents import LeaseDocument
+from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.log import get_log
+from sbctl.trust.peer_kinds import LEASE
+
+__all__ = ["SignedLease"]
+
+
+class SignedLease:
+    """As `lease.LeaseWords`."""
+
+    def __init__(self, trust: HeldTrust, fences: ClusterFences, clock: Clock, *, boot_epoch: int) -> None:
+        self._trust = trust
+        self._fences = fences
+        self._clock = clock
+        self._boot_epoch = boot_epoch
+        self._log = get_log("lease")
+
+    def seal(self, *, epoch: int, renewal: int, acquired_at_ms: int, renewed_at_ms: int, ttl_secs: int) -> bytes:
+        """Raises SbctlError while this node's identity does not count."""
+        signer = self._trust.signer
+        if signer is None:
+            raise self._trust.problem or SbctlError("cluster.no_identity", "this node holds no identity")
+        claims = signer.identity.claims
+        document = LeaseDocument(
+            cluster_id=claims.cluster_id,
+            identity_epoch=claims.identity_epoch,
+            boot_epoch=self._boot_epoch,
+            holder=claims.node_id,
+            epoch=epoch,
+            renewal=renewal,
+            acquired_at_unix_ms=acquired_at_ms,
+            renewed_at_unix_ms=renewed_at_ms,
+            ttl_secs=ttl_secs,
+        )
+        return signer.sign(LEASE, document).encode()
+
+    def open(self, value: bytes) -> LeaseDocument | None:
+        try:
+            text = value.decode("utf-8", "replace")
+            return self._trust.verifier.open(text, LEASE, now=self._clock.now(), marks=self._fences.known()).document
+        except SbctlError as error:
+            self._log.warning("a lease is not believed", code=error.code, reason=error.message)
+            return None

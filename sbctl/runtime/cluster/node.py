@@ -1,0 +1,450 @@
+"""A runtime as a node of its cluster: its parts, made once, started behind the routes of what was kept, ended before the engines.
+
+    every node      its snapshot, the bundle, signer set and revocation list, the lease as a sign of life
+    worker          its assignment, and the peer plane that gateways come through
+    gateway         directory and plan, and the way to the workers
+    authority       directory and plan, the lease and what its holder does, the buckets of the store
+
+Nothing here holds up the runtime's own work: a store that is away leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbctl.base.clock import Clock
+from sbctl.base.errors import SbctlError
+from sbctl.node.cluster_config import ClusterConfig
+from sbctl.node.cluster_documents import ClusterNode as NodeName
+from sbctl.placement.model import PlacementPolicy
+from sbctl.runtime.binding import bind_tcp
+from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
+from sbctl.runtime.cluster.bundle_archive import BundleArchive
+from sbctl.runtime.cluster.controller import Controller, Figures
+from sbctl.runtime.cluster.desired import Desired
+from sbctl.runtime.cluster.directory import Directory
+from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.held_signers import HeldSigners
+from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.lease import ClusterLease
+from sbctl.runtime.cluster.lease_words import SignedLease
+from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer
+from sbctl.runtime.cluster.obey import Obedience
+from sbctl.runtime.cluster.plan_feed import PlanFeed
+from sbctl.runtime.cluster.publisher import Publisher, PublisherPorts
+from sbctl.runtime.cluster.report import Reporter
+from sbctl.runtime.cluster.roster import Roster
+from sbctl.runtime.cluster.status import Facts, status_document
+from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, Changed, Resync
+from sbctl.runtime.cluster.store_tls import store_context
+from sbctl.runtime.drain import Drain
+from sbctl.runtime.gateway.fallback import Externals
+from sbctl.runtime.gateway.ports import Keys
+from sbctl.runtime.identity_files import IdentityFiles
+from sbctl.runtime.log import get_log
+from sbctl.runtime.metrics import RuntimeMetrics
+from sbctl.runtime.node_provisioner import NodeProvisioner
+from sbctl.runtime.peer.candidates import KnownNode
+from sbctl.runtime.peer.client import PeerClient
+from sbctl.runtime.peer.dispatch import Dispatcher
+from sbctl.runtime.peer.envelope import Audience
+from sbctl.runtime.peer.gateway import ClusterGateway
+from sbctl.runtime.peer.identity import PlaneIdentity
+from sbctl.runtime.peer.known import KnownCluster, serving_of
+from sbctl.runtime.peer.listener import PeerListener
+from sbctl.runtime.peer.worker import PeerWorker
+from sbctl.runtime.provision import quiet
+from sbctl.runtime.reconcile import Assigned, Reconciler
+from sbctl.runtime.room import Budget
+from sbctl.runtime.settings import Settings
+from sbctl.trust.cluster_fences import authority_stale
+from sbctl.trust.peer_documents import Peer
+from sbctl.trust.peer_kinds import moment_of
+
+__all__ = ["ClusterNode", "Host"]
+
+_PREPARE_S: Final = 10.0
+_HEARD_S: Final = 3600.0
+_LEAVE_S: Final = 1.0
+_SERVICE_AGAIN_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The runtime that becomes a node."""
+
+    settings: Settings
+    reconciler: Reconciler
+    provisioner: NodeProvisioner
+    drain: Drain
+    metrics: RuntimeMetrics
+    budget: Budget
+    gpus: tuple[Mapping[str, object], ...]
+    clock: Clock
+
+
+class ClusterNode:
+    """`restored` before anything is served; `start` once it is; `leave`, then `close`."""
+
+    def __init__(self, host: Host, config: ClusterConfig) -> None:
+        """Takes this process's boot epoch. Raises StateError `cluster.*`, InputError `file.*` and what reading the identity raises."""
+        paths, clock = host.settings.paths, host.clock
+        self._host, self.config, self._clock = host, config, clock
+        self._log = get_log("cluster")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._boot_epoch = take_boot_epoch(paths.state, clock.now())
+        identity = IdentityFiles(paths)
+        self.trust = HeldTrust(config.cluster_id, identity, paths.state, now=clock.now())
+        self.fences = ClusterFences(paths.state / "cluster.db", clock)
+        self.signers = HeldSigners(paths, self.fences)
+        self.store = NatsStore(
+            lambda: tuple(StoreServer(each.node_id, each.address, each.port) for each in config.store),
+            lambda: store_context(identity),
+            node_id=config.node_id,
+            clock=clock,
+        )
+        archive = BundleArchive(paths.state / "cluster-bundles.db", clock) if "authority" in config.roles else None
+        self._archive = archive
+        self.desired = Desired(
+            config.cluster_id,
+            signers=self.signers,
+            trust=self.trust,
+            fences=self.fences,
+            store=self.store,
+            clock=clock,
+            trust_file=paths.trust,
+            archive=archive,
+        )
+        self._words = SignedLease(self.trust, self.fences, clock, boot_epoch=self._boot_epoch)
+        self._plane = PlaneIdentity(self.trust)
+        self._listener: PeerListener | None = None
+        self._peer_address: str | None = None
+        self._peers: PeerWorker | None = None
+        self._client: PeerClient | None = None
+        self._known = KnownCluster(config.node_id, config.labels)
+        self.feed = PlanFeed(self.trust, self.fences, self.store, clock)
+        self.roster = self._make_roster()
+        self.publisher = self._make_publisher_and_obedience()
+        self.controller, self._lease = self._make_controller()
+        self._listen()
+
+    # Parts
+
+    def _make_roster(self) -> Roster:
+        return Roster(
+            Directory(self.trust, self.fences, self._clock),
+            store=self.store,
+            clock=self._clock,
+            active=lambda: self.desired.mark,
+            grace_s=2 * self.config.publish_interval_ms / 1000,
+        )
+
+    def _make_publisher_and_obedience(self) -> Publisher:
+        host, config = self._host, self.config
+        self.obedience = Obedience(
+            config.node_id,
+            is_worker="worker" in config.roles,
+            runs=host.reconciler,
+            prepare=lambda member: host.provisioner.prepare(member, quiet),
+            desired=self.desired,
+            trust=self.trust,
+            fences=self.fences,
+            store=self.store,
+            clock=self._clock,
+            changed=self._changed,
+        )
+        reporter = Reporter(
+            host.reconciler,
+            host.drain,
+            budget=host.budget,
+            gpus=host.gpus,
+            cache=host.settings.cache_directory,
+            engines=host.settings.paths.engines,
+            plane_is_ready=lambda: (
+                self._listener is not None and self._listener.is_bound and self.trust.signer is not None
+            ),
+            obeying=self.obedience if "worker" in config.roles else None,
+        )
+        ports = PublisherPorts(reporter.now, lambda: self.desired.mark, self._is_stale)
+        return Publisher(
+            self._name,
+            ports,
+            cluster_id=config.cluster_id,
+            boot_epoch=self._boot_epoch,
+            trust=self.trust,
+            store=self.store,
+            clock=self._clock,
+            interval_s=config.publish_interval_ms / 1000,
+            ttl_s=config.snapshot_ttl_ms / 1000,
+        )
+
+    def _name(self) -> NodeName:
+        config = self.config
+        return NodeName(
+            node_id=config.node_id, roles=config.roles, labels=config.labels, peer_address=self._peer_address
+        )
+
+    def _make_controller(self) -> tuple[Controller | None, ClusterLease | None]:
+        config, runtime = self.config, self._host.settings.config
+        if "authority" not in config.roles:
+            return None, None
+        lease = ClusterLease(
+            self.store,
+            self._words,
+            self.fences,
+            holder=config.node_id,
+            clock=self._clock,
+            ttl_s=max(1, config.lease_ttl_ms // 1000),
+        )
+        policy = PlacementPolicy(
+            unreachable_after_ms=config.unreachable_after_ms,
+            lost_after_ms=config.lost_after_ms,
+            brake_percent=config.brake_percent,
+        )
+        figures = Figures(
+            policy,
+            safety_margin=runtime.safety_margin,
+            handoff_timeout_ms=runtime.handoff_timeout_ms,
+            drain_timeout_ms=runtime.shutdown_deadline_ms,
+            first_wait_ms=2 * config.publish_interval_ms,
+            expected=frozenset(config.expected_nodes),
+        )
+        controller = Controller(
+            config.node_id,
+            boot_epoch=self._boot_epoch,
+            figures=figures,
+            lease=lease,
+            roster=self.roster,
+            desired=self.desired,
+            feed=self.feed,
+            trust=self.trust,
+            fences=self.fences,
+            store=self.store,
+            clock=self._clock,
+        )
+        return controller, lease
+
+    def _listen(self) -> None:
+        """To changes of one part that others act on."""
+        self.desired.on_change(self._desired_changed)
+        self.publisher.on_made(self._refresh_known)
+        self.roster.on_change(self._refresh_known)
+        self.feed.on_change(self._refresh_known)
+        if self.controller is not None:
+            self.roster.on_change(self.controller.poke)
+
+    # For the daemon
+
+    def restored(self) -> Assigned | None:
+        """As `Obedience.restored`."""
+        return self.obedience.restored()
+
+    def gateway(self, keys: Keys, externals: Externals, *, bound_to_loopback: bool) -> ClusterGateway | None:
+        """The public API of a gateway; None on a node of another role."""
+        if "gateway" not in self.config.roles:
+            return None
+        host = self._host
+        self._client = PeerClient(self._plane, boot_epoch=self._boot_epoch, clock=self._clock)
+        return ClusterGateway(
+            host.reconciler,
+            host.metrics,
+            keys,
+            host.drain,
+            externals,
+            bound_to_loopback=bound_to_loopback,
+            cluster=self._known,
+            dispatcher=Dispatcher(self._known, self._client, host.metrics.peers),
+        )
+
+    def peer_plane(self) -> tuple[PeerListener, socket.socket, ssl.SSLContext] | None:
+        """The port for gateways, bound; None on a node that is no worker. Raises HostError of binding."""
+        peer, host = self.config.peer, self._host
+        if peer is None or "worker" not in self.config.roles:
+            return None
+        self._peers = PeerWorker(
+            self._plane,
+            self.obedience,
+            self.fences,
+            here=Audience(self.config.node_id, self._boot_epoch),
+            clock=self._clock,
+            drain=host.drain,
+            meter=host.metrics,
+            metrics=host.metrics.peers,
+        )
+        self._listener = PeerListener(self._peers, self._plane, self.fences.known)
+        sock = bind_tcp(peer.bind, peer.port)
+        host_part = f"[{peer.advertise}]" if ":" in peer.advertise else peer.advertise
+        self._peer_address = f"{host_part}:{sock.getsockname()[1]}"
+        return self._listener, sock, self._plane.server_context
+
+    def reload_identity(self) -> None:
+        """The identity directory has another one. Raises what reading it raises."""
+        self.trust.reload(now=self._clock.now())
+        self.publisher.poke()
+
+    async def start(self) -> None:
+        """Behind the routes of what was kept; returns at once."""
+        self._refresh_known()
+        await self.store.start()
+        self._run("publisher", self.publisher.run)
+        self._run("desired", self.desired.run)
+        self._run("obey", self.obedience.run)
+        self._run("authorities", self._follow_lease)
+        self._run("replicas", self._watch_replicas)
+        if {"gateway", "authority"} & set(self.config.roles):
+            self._run("roster", self.roster.run)
+            self._run("plan", self.feed.run)
+        if self.controller is not None and self._lease is not None:
+            self._run("buckets", self._keep_buckets)
+            self._run("lease", self._lease.run)
+            self._run("controller", self.controller.run)
+            self._run("assignments", self.controller.follow_losses)
+
+    async def leave(self) -> None:
+        """Nothing new from gateways, and the last word of this process. Never raises."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._peers is not None:
+            self._peers.stop_admitting()
+            self._listener = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await self.publisher.publish()
+
+    async def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await self.store.close()
+        if self._archive is not None:
+            self._archive.close()
+        self.fences.close()
+
+    def status(self) -> dict[str, Any]:
+        """As `status.status_document`."""
+        problems = {**self.desired.problems(), **self.obedience.problems()}
+        return status_document(
+            Facts(
+                cluster_id=self.config.cluster_id,
+                node_id=self.config.node_id,
+                is_authority=self.desired.is_authority,
+                now_ms=int(self._clock.now().timestamp() * 1000),
+                held=self.desired.held,
+                trust=self.signers.trust,
+                plan=self.feed.plan,
+                view=self.roster.view,
+                store=self.store.status(),
+                problem=self._problem(),
+                problems=problems,
+                leads=self.controller is not None and self.controller.is_leading,
+            )
+        )
+
+    def _problem(self) -> str | None:
+        placement = None if self.controller is None else self.controller.problem
+        for error in (self.trust.problem, self.obedience.refusal, placement):
+            if error is not None:
+                return error.message[:512]
+        return None
+
+    # What goes on
+
+    def _run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A service that fails unexpectedly is begun again: one defect leaves no node without its cluster."""
+
+        async def kept() -> None:
+            while True:
+                try:
+                    await work()
+                    return
+                except Exception as error:  # noqa: BLE001 - told, and begun again
+                    told = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+                    self._log.error("a service of the cluster failed", service=name, error=repr(told))
+                await asyncio.sleep(_SERVICE_AGAIN_S)
+
+        self._tasks.append(asyncio.create_task(kept(), name=f"cluster-{name}"))
+
+    def _changed(self) -> None:
+        self.publisher.poke()
+
+    def _desired_changed(self) -> None:
+        self.obedience.poke()
+        self.publisher.poke()
+        self._refresh_known()
+        if self.controller is not None:
+            self.controller.poke()
+
+    def _refresh_known(self) -> None:
+        """What the gateway chooses from: the directory, with this node's own newest word."""
+        held, own, signer = self.desired.held, self.publisher.last, self.trust.signer
+        if self._client is None or held is None:
+            return
+        here = self.config.node_id
+        nodes = [
+            KnownNode(row.snapshot, row.peer)
+            for row in self.roster.view.rows.values()
+            if row.node_id != here and self.roster.is_asked(row) and row.snapshot is not None and row.peer is not None
+        ]
+        if own is not None and signer is not None:
+            identity = signer.identity
+            nodes.append(KnownNode(own, Peer(identity.claims, identity.certificate.fingerprint, identity.until)))
+        plan = self.feed.plan
+        self._known.take(
+            nodes,
+            held.payload.content.deployments,
+            {} if plan is None else serving_of(plan),
+            policy_revision=held.payload.revision,
+        )
+
+    async def _keep_buckets(self) -> None:
+        """An authority makes them, also after the store lost its disks."""
+        replicas = len(self.config.store)
+        while True:
+            try:
+                await self.store.prepare(replicas=replicas)
+                await asyncio.sleep(_PREPARE_S)
+            except SbctlError as error:
+                self._log.info("the store's buckets", code=error.code, reason=error.message)
+                await asyncio.sleep(_SERVICE_AGAIN_S)
+
+    async def _follow_lease(self) -> None:
+        """A lease that is renewed is a sign of an authority, also while nothing is to be done."""
+        heard_s: float | None = None
+        loop = asyncio.get_running_loop()
+        async for told in self.store.watch(Bucket.LEASES, CONTROLLER_KEY):
+            entries = told.entries if isinstance(told, Resync) else (told.entry,) if isinstance(told, Changed) else ()
+            for entry in entries:
+                if heard_s is not None and loop.time() - heard_s < _HEARD_S:
+                    continue
+                lease = self._words.open(entry.value)
+                if lease is not None:
+                    heard_s = loop.time()
+                    await asyncio.to_thread(self.fences.hear, moment_of(lease.renewed_at_unix_ms))
+
+    async def _watch_replicas(self) -> None:
+        """A replica that comes or goes is told at once."""
+        before: tuple[object, ...] = ()
+        while True:
+            await asyncio.sleep(0.1)
+            now = tuple(self._phases())
+            if now != before:
+                before = now
+                self.publisher.poke()
+
+    def _phases(self) -> Iterable[object]:
+        reconciler = self._host.reconciler
+        yield self._host.drain.is_on
+        for generation in (*reconciler.generations.values(), *reconciler.staged.values(), *reconciler.leaving):
+            yield generation.deployment, generation.assigned, *(replica.phase for replica in generation.replicas)
+
+    def _is_stale(self) -> bool:
+        return authority_stale(self.fences.authority_heard_at(), self._clock.now())

@@ -1,0 +1,449 @@
+"""What this node was assigned, made to run: verified, projected on the bundle, handed to the reconciler as one transaction.
+
+    offered     what the store shows; believed by signature, fence and bundle, in this order
+    fetched     weights come in the background, each deployment by itself: what is here already waits for nobody's download
+    committed   the fence moves in the transaction that makes it run, so a start without the store serves exactly that
+    held up     a deployment that does not come up stays as it runs, is told with its reason, and is tried again; the others go on
+
+A bundle of the host's own stays in force until the first assignment is committed, and is cleared with it; its fence stays. A node that no
+worker is runs nothing; its gateway serves the bundle's origins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol
+
+from sbctl.base.clock import Clock
+from sbctl.base.errors import RefusedError, SbctlError
+from sbctl.node.cluster_documents import AssignedDeployment, AssignmentDocument, AssignmentMark
+from sbctl.runtime.cluster.desired import Desired
+from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.pending import Pending
+from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Resync, node_token
+from sbctl.runtime.generation import AssignedAs, Generation
+from sbctl.runtime.log import get_log
+from sbctl.runtime.reconcile import Assigned
+from sbctl.trust.bundle import BundleContent, DeploymentMember, member_digest
+from sbctl.trust.cluster_bundle import NodeContent, node_content, replica_digest
+from sbctl.trust.cluster_fences import LeaseFence, admit_assignment
+from sbctl.trust.envelope import unverified_payload
+from sbctl.trust.peer_documents import VerifiedDocument
+from sbctl.trust.peer_kinds import ASSIGNMENT, moment_of
+
+__all__ = ["Obedience", "Runs"]
+
+_AGAIN_FIRST_S: Final = 2.0
+_AGAIN_CAP_S: Final = 60.0
+_LOOK_AGAIN_S: Final = 15.0
+"""At an assignment that is not believed: a clock, a list or a bundle may be another by then."""
+
+
+class Runs(Protocol):
+    """The reconciler, as far as it is used here."""
+
+    generations: dict[str, Generation]
+
+    async def apply_assigned(self, assigned: Assigned, commit: Callable[[], Awaitable[None]]) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Obeyed:
+    """An assignment that counts here. `fence` and `text` None: it was committed."""
+
+    document: AssignmentDocument
+    fence: LeaseFence | None = None
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class _Failure:
+    error: SbctlError
+    attempts: int
+    until_s: float
+
+
+class Obedience:
+    """`prepare` puts a member's weights and engine build in place; `changed` is told when a snapshot would say something else."""
+
+    def __init__(
+        self,
+        node_id: str,
+        *,
+        is_worker: bool,
+        runs: Runs,
+        prepare: Callable[[DeploymentMember], Awaitable[object]],
+        desired: Desired,
+        trust: HeldTrust,
+        fences: ClusterFences,
+        store: ClusterStore,
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
+        """Raises StateError `cluster.state_damaged`."""
+        self._node_id = node_id
+        self._is_worker = is_worker
+        self._runs = runs
+        self._prepare = prepare
+        self._desired = desired
+        self._trust = trust
+        self._fences = fences
+        self._store = store
+        self._clock = clock
+        self._changed = changed
+        self._wake = asyncio.Event()
+        self._offered: str | None = None
+        self._current: _Obeyed | None = self._kept()
+        self._committed: AssignmentDocument | None = None if self._current is None else self._current.document
+        self._applied: BundleContent | None = None
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._fetched: set[str] = set()
+        self._failed: dict[str, _Failure] = {}
+        self._pending: tuple[Pending, ...] = ()
+        self.refusal: SbctlError | None = None
+        """Why the newest assignment that was shown is not obeyed."""
+        self._log = get_log("obey")
+
+    # At the start
+
+    def _kept(self) -> _Obeyed | None:
+        text = self._fences.accepted("assignment")
+        if text is None:
+            return None
+        return _Obeyed(_document_of(text))
+
+    def restored(self) -> Assigned | None:
+        """What was committed before this process started; None where a bundle of the host's own is in force still."""
+        held = self._desired.held
+        if not self._is_worker:
+            return None if held is None else Assigned(_without_deployments(held.payload.content), {})
+        if self._current is None or held is None:
+            return None
+        projected = self._projected(self._current.document)
+        self._applied = projected.content
+        self._fetched = {member_digest(member) for member in projected.content.deployments.values()}
+        return Assigned(projected.content, self._names(self._current.document, projected.content.deployments))
+
+    # What others read
+
+    def mark(self) -> AssignmentMark | None:
+        document = self._committed
+        if document is None:
+            return None
+        failed = next((one.error.code for one in self._pending if one.error is not None), None)
+        state: Literal["accepted", "prepared", "ready", "failed"] = "prepared"
+        if failed is not None:
+            state = "failed"
+        elif self._pending:
+            state = "accepted"
+        elif self._is_ready():
+            state = "ready"
+        return AssignmentMark(
+            lease_epoch=document.lease_epoch,
+            counter=document.counter,
+            state=state,
+            reason_code=None if failed is None else _reason(failed),
+        )
+
+    def pending(self) -> Iterable[Pending]:
+        return self._pending
+
+    def problems(self) -> dict[str, str]:
+        """Why a deployment is not as it was assigned, by its name."""
+        return {one.deployment: one.error.message for one in self._pending if one.error is not None}
+
+    def serving(self, deployment: str, generation: int) -> Generation:
+        """For dispatches of gateways: what runs of it, also by a former number that this node was told to keep.
+
+        Raises RefusedError `deployment_not_assigned`, `stale_deployment_generation`.
+        """
+        found = self._runs.generations.get(deployment)
+        if found is None:
+            raise RefusedError("deployment_not_assigned", "this node does not serve that deployment", retryable=True)
+        serves = found.number if found.assigned is None else found.assigned.generation
+        if generation != serves and generation not in self._kept_generations(deployment):
+            raise RefusedError(
+                "stale_deployment_generation",
+                f"generation {serves} is served here, not {generation}",
+                retryable=True,
+            )
+        return found
+
+    def _kept_generations(self, deployment: str) -> set[int]:
+        if self._committed is None:
+            return set()
+        parts = self._committed.deployments.get(deployment, ())
+        return {part.generation for part in parts if part.phase != "drain"}
+
+    # At work
+
+    def poke(self) -> None:
+        """The bundle is another, or the trust by which an assignment is judged."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._is_worker:
+                    group.create_task(self._follow())
+                group.create_task(self._work())
+        finally:
+            for task in self._fetching.values():
+                task.cancel()
+
+    async def _follow(self) -> None:
+        key = node_token(self._node_id)
+        async for told in self._store.watch(Bucket.ASSIGNMENTS, key):
+            entries = told.entries if isinstance(told, Resync) else (told.entry,) if isinstance(told, Changed) else ()
+            for entry in entries:
+                if entry.key == key:
+                    self._offered = entry.value.decode("utf-8", "replace")
+                    self._wake.set()
+
+    async def _work(self) -> None:
+        wait_s: float | None = None
+        self._wake.set()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                wait_s = await self.step()
+            except SbctlError as error:
+                self._log.error("not obeyed now", code=error.code, reason=error.message)
+                wait_s = _AGAIN_FIRST_S
+            self._changed()
+
+    async def step(self) -> float | None:
+        """Take up what is offered and go as far as can be gone now. Seconds until something is to be tried again."""
+        if not self._is_worker:
+            await self._serve_origins()
+            return None
+        await self._look_at_offer()
+        again_s = None if self.refusal is None else _LOOK_AGAIN_S
+        if self._current is None or self._desired.held is None:
+            return again_s
+        return await self._carry_out(self._current) or again_s
+
+    async def _serve_origins(self) -> None:
+        held = self._desired.held
+        content = None if held is None else _without_deployments(held.payload.content)
+        if content is None or content == self._applied:
+            return
+
+        async def nothing_durable() -> None: ...
+
+        await self._runs.apply_assigned(Assigned(content, {}), nothing_durable)
+        self._applied = content
+
+    async def _look_at_offer(self) -> None:
+        text = self._offered
+        if text is None:
+            return
+        try:
+            verified, fence = await self._admitted(text)
+        except SbctlError as error:
+            if self.refusal is None or self.refusal.message != error.message:
+                self._log.warning("assignment not taken", code=error.code, reason=error.message)
+            self.refusal = error
+            return
+        self.refusal = None
+        if self._offered == text:
+            self._offered = None
+        if fence is not None:
+            self._current = _Obeyed(verified.document, fence, text)
+
+    async def _admitted(self, text: str) -> tuple[VerifiedDocument[AssignmentDocument], LeaseFence | None]:
+        """None: it is the one that is committed. Its signer's mark is durable when this returns."""
+        now = self._clock.now()
+        verified = self._trust.verifier.open(text, ASSIGNMENT, now=now, marks=self._fences.known())
+        await asyncio.to_thread(self._fences.note, verified.document.signer, verified.mark)
+        obeyed = admit_assignment(
+            verified,
+            node_id=self._node_id,
+            held=self._desired.mark,
+            fence=self._fences.fence("assignment"),
+            lease_epoch_seen=self._fences.lease_epoch_seen,
+            now=now,
+        )
+        return verified, None if obeyed.repeat else obeyed.fence
+
+    # One assignment
+
+    def _projected(self, document: AssignmentDocument) -> NodeContent:
+        held = self._desired.held
+        assert held is not None
+        running = {name: generation.member for name, generation in self._runs.generations.items()}
+        return node_content(held.payload.content, document, held=self._fences.remembered(), running=running)
+
+    async def _carry_out(self, current: _Obeyed) -> float | None:
+        projected = await asyncio.to_thread(self._projected, current.document)
+        names = self._names(current.document, projected.content.deployments)
+        self._forget_others(projected)
+        while True:
+            content, waiting = self._possible(projected)
+            self._pending = tuple(self._waiting(waiting, projected, names))
+            if content == self._applied and current.fence is None:
+                return self._next_try_s()
+            told = {
+                name: called for name, called in names.items() if name in content.deployments and name not in waiting
+            }
+            try:
+                await self._commit(current, Assigned(content, told, self._drain_s(current.document)))
+            except SbctlError as error:
+                name = str(error.detail.get("deployment", ""))
+                if name not in told:
+                    raise
+                self._note_failure(name, error)
+                continue
+            current = replace(current, fence=None, text=None)
+            for name in told:
+                self._failed.pop(name, None)
+
+    def _forget_others(self, projected: NodeContent) -> None:
+        """What was tried and fetched for what is not assigned any more."""
+        wanted = projected.content.deployments
+        for name in [each for each in self._failed if each not in wanted]:
+            self._failed.pop(name)
+        digests = {member_digest(member) for member in wanted.values()}
+        for digest in [each for each in self._fetching if each not in digests]:
+            self._fetching.pop(digest).cancel()
+        self._fetched &= digests
+
+    def _possible(self, projected: NodeContent) -> tuple[BundleContent, frozenset[str]]:
+        """What can run now, and what waits for its weights or its next try; that stays as it runs."""
+        members: dict[str, DeploymentMember] = {}
+        waiting = set()
+        for name, member in projected.content.deployments.items():
+            running = self._runs.generations.get(name)
+            is_same = running is not None and running.digest == member_digest(member)
+            if name not in projected.refused and (is_same or (self._may_try(name) and self._is_fetched(name, member))):
+                members[name] = member
+                continue
+            waiting.add(name)
+            if running is not None:
+                members[name] = running.member
+        return projected.content.model_copy(update={"deployments": members}), frozenset(waiting)
+
+    def _waiting(
+        self, waiting: frozenset[str], projected: NodeContent, names: Mapping[str, AssignedAs]
+    ) -> Iterable[Pending]:
+        for name in sorted(waiting):
+            failure = self._failed.get(name)
+            error = projected.refused.get(name) or (None if failure is None else failure.error)
+            yield Pending(name, projected.content.deployments[name], names[name], error)
+
+    async def _commit(self, current: _Obeyed, assigned: Assigned) -> None:
+        """As one transaction. Raises what preparing and starting raise."""
+        document, deployments = current.document, assigned.content.deployments
+
+        def durable() -> None:
+            self._fences.remember({replica_digest(member): member for member in deployments.values()})
+            if current.fence is not None and current.text is not None:
+                issued = moment_of(document.issued_at_unix_ms)
+                self._fences.accept("assignment", current.fence, current.text, issued_at=issued)
+
+        async def commit() -> None:
+            await asyncio.to_thread(durable)
+            self._committed = document
+            if self._current is current:
+                self._current = replace(current, fence=None, text=None)
+
+        await self._runs.apply_assigned(assigned, commit)
+        self._applied = assigned.content
+        self._changed()
+
+    def _drain_s(self, document: AssignmentDocument) -> dict[str, float]:
+        """How long what is given up may finish, by the deadlines of the assignment."""
+        now_ms = int(self._clock.now().timestamp() * 1000)
+        deadlines = {
+            name: [part.handoff_deadline_unix_ms for part in parts if part.phase == "drain"]
+            for name, parts in document.deployments.items()
+        }
+        return {
+            name: max(0.0, (max(known) - now_ms) / 1000)
+            for name, found in deadlines.items()
+            if (known := [each for each in found if each is not None])
+        }
+
+    def _names(self, document: AssignmentDocument, members: Mapping[str, DeploymentMember]) -> dict[str, AssignedAs]:
+        return {name: _assigned_as(document.deployments[name]) for name in members if name in document.deployments}
+
+    def _is_ready(self) -> bool:
+        """Whether all that was assigned runs, warm where it should be."""
+        if self._pending:
+            return False
+        return all(
+            not generation.member.warm or generation.ready_replicas == len(generation.replicas)
+            for generation in self._runs.generations.values()
+        )
+
+    # Weights, and tries
+
+    def _is_fetched(self, name: str, member: DeploymentMember) -> bool:
+        """Else they are on their way when this returns."""
+        digest = member_digest(member)
+        if digest in self._fetched or not (member.warm or member.pull == "on_boot"):
+            return True
+        if digest not in self._fetching:
+            self._fetching[digest] = asyncio.create_task(self._fetch(name, member, digest))
+        return False
+
+    async def _fetch(self, name: str, member: DeploymentMember, digest: str) -> None:
+        try:
+            await self._prepare(member)
+            self._fetched.add(digest)
+        except SbctlError as error:
+            self._note_failure(name, error)
+        finally:
+            self._fetching.pop(digest, None)
+            self._wake.set()
+
+    def _may_try(self, name: str) -> bool:
+        failure = self._failed.get(name)
+        return failure is None or asyncio.get_running_loop().time() >= failure.until_s
+
+    def _note_failure(self, name: str, error: SbctlError) -> None:
+        known = self._failed.get(name)
+        attempts = 1 if known is None else known.attempts + 1
+        wait_s = min(_AGAIN_CAP_S, _AGAIN_FIRST_S * 2.0 ** min(attempts - 1, 10))
+        self._failed[name] = _Failure(error, attempts, asyncio.get_running_loop().time() + wait_s)
+        self._log.warning("not as assigned", deployment=name, code=error.code, reason=error.message, again_in_s=wait_s)
+
+    def _next_try_s(self) -> float | None:
+        now_s = asyncio.get_running_loop().time()
+        waits = [failure.until_s - now_s for failure in self._failed.values() if failure.until_s > now_s]
+        return min(waits, default=None)
+
+
+def _document_of(text: str) -> AssignmentDocument:
+    """Of a text that was verified when it was kept."""
+    _type, payload, _keyids = unverified_payload(_envelope_of(text), max_bytes=ASSIGNMENT.max_bytes)
+    return AssignmentDocument.model_validate_json(payload)
+
+
+def _envelope_of(text: str) -> str:
+    return str(json.loads(text)["envelope"])
+
+
+def _assigned_as(parts: Iterable[AssignedDeployment]) -> AssignedAs:
+    """By what is to start, else by what is to be kept."""
+    several = tuple(parts)
+    chosen = [part for part in several if part.phase == "start"] or [part for part in several if part.phase == "retain"]
+    slots = tuple(replica.slot for part in chosen for replica in part.replicas)
+    return AssignedAs(chosen[0].generation, slots or (0,))
+
+
+def _without_deployments(content: BundleContent) -> BundleContent:
+    fields = {name: getattr(content, name) for name in BundleContent.model_fields if name != "deployments"}
+    return BundleContent(**fields, deployments={})
+
+
+def _reason(code: str) -> str:
+    return "".join(char if char.isalnum() and char.isascii() else "_" for char in code.lower())[:64]

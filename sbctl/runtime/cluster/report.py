@@ -1,0 +1,246 @@
+"""What this node says of itself, out of what its runtime already knows: no engine and no device is asked for it.
+
+Weights and engine builds are read from names on the disk, in a thread, at most every half minute or when the runtime changed something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.model import ArtifactFacts
+from sbctl.base.errors import ArtifactError
+from sbctl.engines.detect import find_llama_server, installed_engines
+from sbctl.node.cluster_documents import (
+    AcceleratorName,
+    ArtifactReport,
+    AssignmentMark,
+    CapacityReport,
+    DeviceReport,
+    EngineReport,
+    HealthReport,
+    ReplicaReport,
+)
+from sbctl.runtime.cluster.pending import Pending
+from sbctl.runtime.drain import Drain
+from sbctl.runtime.generation import Generation
+from sbctl.runtime.reconcile import Reconciler
+from sbctl.runtime.replica import Replica
+from sbctl.runtime.room import Budget
+from sbctl.trust.bundle import DeploymentMember
+from sbctl.trust.cluster_bundle import replica_digest
+
+__all__ = ["NodeReport", "Obeying", "Reporter"]
+
+_ARTIFACTS_MAX: Final = 512
+_REPLICAS_MAX: Final = 1024
+_DISK_LOOK_S: Final = 30.0
+
+
+class Obeying(Protocol):
+    """How far this node is with what it was assigned."""
+
+    def mark(self) -> AssignmentMark | None: ...
+
+    def pending(self) -> Iterable[Pending]:
+        """What is assigned and not here yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """The parts of a snapshot that are about this machine."""
+
+    health: HealthReport
+    capacity: CapacityReport
+    engines: tuple[EngineReport, ...]
+    devices: tuple[DeviceReport, ...]
+    artifacts: tuple[ArtifactReport, ...]
+    replicas: tuple[ReplicaReport, ...]
+    assignment: AssignmentMark | None
+
+
+class Reporter:
+    """`gpus`: as the driver told them at the start, by the facts that do not change. `plane_is_ready`: whether gateways get in."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        drain: Drain,
+        *,
+        budget: Budget,
+        gpus: Iterable[Mapping[str, object]],
+        cache: Path,
+        engines: Path,
+        plane_is_ready: Callable[[], bool],
+        obeying: Obeying | None,
+    ) -> None:
+        self._reconciler = reconciler
+        self._drain = drain
+        self._cache = ArtifactCache(cache)
+        self._engines_directory = engines
+        self._plane_is_ready = plane_is_ready
+        self._obeying = obeying
+        known = tuple(gpus)
+        self._devices = tuple(_devices(known))
+        self._indexes = {str(gpu.get("uuid", "")): position for position, gpu in enumerate(known)}
+        self._capacity = CapacityReport(
+            memory_bytes=budget.host_bytes or 0,
+            device_memory_bytes=sum(device.total_memory_bytes for device in self._devices),
+            cpu_count=os.cpu_count() or 0,
+            max_engines=budget.engines,
+        )
+        self._artifacts: tuple[ArtifactReport, ...] = ()
+        self._builds: tuple[EngineReport, ...] = ()
+        self._looked_s: float | None = None
+        self._revision = -1
+
+    async def now(self) -> NodeReport:
+        loop = asyncio.get_running_loop()
+        is_due = self._looked_s is None or loop.time() - self._looked_s >= _DISK_LOOK_S
+        if is_due or self._revision != self._reconciler.revision:
+            self._looked_s, self._revision = loop.time(), self._reconciler.revision
+            self._artifacts, self._builds = await asyncio.to_thread(self._look)
+        return NodeReport(
+            health=self._health(),
+            capacity=self._capacity,
+            engines=self._builds,
+            devices=self._devices,
+            artifacts=self._artifacts,
+            replicas=tuple(self._replicas())[:_REPLICAS_MAX],
+            assignment=None if self._obeying is None else self._obeying.mark(),
+        )
+
+    def look_again(self) -> None:
+        """Something on the disk is another: weights came."""
+        self._looked_s = None
+
+    def _health(self) -> HealthReport:
+        draining = self._drain.is_on
+        failed = any(
+            replica.crash_looping for each in self._reconciler.generations.values() for replica in each.replicas
+        )
+        return HealthReport(
+            state="degraded" if failed else "ready",
+            reason_codes=("crash_loop",) if failed else (),
+            peer_plane="ready" if self._plane_is_ready() else "unavailable",
+            draining=draining,
+        )
+
+    # Replicas
+
+    def _replicas(self) -> Iterable[ReplicaReport]:
+        shown: set[tuple[str, int, int | None]] = set()
+        reconciler = self._reconciler
+        for generation in (*reconciler.generations.values(), *reconciler.staged.values(), *reconciler.leaving):
+            for index, replica in enumerate(generation.replicas):
+                report = _replica(generation, index, replica, self._indexes)
+                # Two processes of one replica are told as the one that serves; a successor on this node has a number of its own.
+                key = report.deployment, report.deployment_generation, report.slot
+                if key not in shown:
+                    shown.add(key)
+                    yield report
+        for pending in () if self._obeying is None else self._obeying.pending():
+            for slot in pending.assigned.slots:
+                if (pending.deployment, pending.assigned.generation, slot) not in shown:
+                    yield _not_here(pending, slot)
+
+    # The disk
+
+    def _look(self) -> tuple[tuple[ArtifactReport, ...], tuple[EngineReport, ...]]:
+        return tuple(self._found_artifacts()), tuple(self._found_builds())
+
+    def _found_artifacts(self) -> Iterable[ArtifactReport]:
+        entries = sorted(self._cache.entries(), key=lambda entry: (entry.state != "ready", entry.artifact))
+        for entry in entries[:_ARTIFACTS_MAX]:
+            facts = self._facts(entry.artifact)
+            yield ArtifactReport(
+                artifact_digest=entry.artifact,
+                model="" if facts is None else facts.model[:256],
+                variant="" if facts is None else facts.variant[:256],
+                state=entry.state,
+                completed_bytes=entry.size_bytes,
+                total_bytes=entry.size_bytes if facts is None else facts.total_bytes,
+            )
+
+    def _facts(self, artifact: str) -> ArtifactFacts | None:
+        try:
+            return self._cache.facts(artifact)
+        except ArtifactError:
+            return None
+
+    def _found_builds(self) -> Iterable[EngineReport]:
+        """Builds of ours by their version; a program that the bundle names by its path may be anywhere, so any host offers to look for it."""
+        for record in installed_engines(self._engines_directory):
+            yield EngineReport(
+                engine="llama_cpp", launch=record.launch, version=record.version, availability="available"
+            )
+        found = find_llama_server(os.environ.get("PATH", ""))
+        yield EngineReport(
+            engine="llama_cpp",
+            launch="binary",
+            availability="available" if found is not None else "acquirable",
+            reason_code=None if found is not None else "by_path_only",
+        )
+
+
+def _devices(gpus: Iterable[Mapping[str, object]]) -> Iterable[DeviceReport]:
+    for position, gpu in enumerate(gpus):
+        total = gpu.get("memory_total_bytes")
+        free = gpu.get("memory_free_bytes")
+        accelerator: AcceleratorName = "cuda"
+        yield DeviceReport(
+            index=position,
+            vendor="nvidia",
+            accelerator=accelerator,
+            name=str(gpu.get("name", ""))[:128],
+            total_memory_bytes=total if isinstance(total, int) else 0,
+            available_memory_bytes=free if isinstance(free, int) else 0,
+        )
+
+
+def _replica(generation: Generation, index: int, replica: Replica, devices: Mapping[str, int]) -> ReplicaReport:
+    assigned, member = generation.assigned, generation.member
+    used = () if replica.launched is None else replica.launched.spec.devices
+    return ReplicaReport(
+        deployment=generation.deployment,
+        deployment_generation=generation.number if assigned is None else assigned.generation,
+        slot=assigned.slots[index] if assigned is not None and index < len(assigned.slots) else None,
+        state=replica.phase.value,
+        selected_devices=tuple(sorted(devices[name] for name in used if name in devices)),
+        active_requests=replica.gate.active,
+        queue_depth=replica.gate.queued,
+        reason_code=None if replica.error is None else _code(replica.error.code),
+        **_of_member(member),
+    )
+
+
+def _not_here(pending: Pending, slot: int) -> ReplicaReport:
+    return ReplicaReport(
+        deployment=pending.deployment,
+        deployment_generation=pending.assigned.generation,
+        slot=slot,
+        state="failed" if pending.error is not None else "assigned",
+        reason_code=None if pending.error is None else _code(pending.error.code),
+        **_of_member(pending.member),
+    )
+
+
+def _of_member(member: DeploymentMember) -> dict[str, Any]:
+    return {
+        "model": member.model[:256],
+        "variant": member.variant[:256],
+        "engine": member.engine.engine,
+        "artifact_digest": member.artifact.artifact,
+        "member_digest": replica_digest(member),
+    }
+
+
+def _code(code: str) -> str:
+    """A dotted code as documents of the cluster have them."""
+    return "".join(char if char.isalnum() and char.isascii() else "_" for char in code.lower())[:64] or "failed"

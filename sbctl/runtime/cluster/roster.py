@@ -1,0 +1,147 @@
+"""The directory as it follows the store: snapshots in batches, off the loop, and one view of who counts for all who ask.
+
+While the store is away the last view stays in use: what expires then expired for want of the store, not of the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import unquote
+
+from sbctl.base.clock import Clock
+from sbctl.base.errors import SbctlError
+from sbctl.node.cluster_documents import BundleMark
+from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
+from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Gone, Resync
+from sbctl.runtime.log import get_log
+
+__all__ = ["Roster", "node_of_key"]
+
+_LOOK_S: Final = 1.0
+_BATCH_S: Final = 0.05
+_SUFFIX: Final = ".snapshot"
+
+
+def node_of_key(key: str) -> str | None:
+    """Whose snapshot stands under a key; None for a key of another kind."""
+    if not key.endswith(_SUFFIX):
+        return None
+    try:
+        return unquote(key.removesuffix(_SUFFIX).replace("=", "%"), errors="strict")
+    except UnicodeDecodeError:
+        return None
+
+
+class Roster:
+    """`active`: the bundle that this node holds. `view` is the newest judgement, at most a second old."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        store: ClusterStore,
+        clock: Clock,
+        active: Callable[[], BundleMark | None],
+        grace_s: float,
+    ) -> None:
+        """`grace_s`: so long after the store came back, snapshots that ended meanwhile still count for requests."""
+        self._directory = directory
+        self._store = store
+        self._clock = clock
+        self._active = active
+        self._grace_s = grace_s
+        self._lock = asyncio.Lock()
+        self._waiting: dict[str, str] = {}
+        self._gone: set[str] = set()
+        self._arrived = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+        self._was_away_until_s: float | None = None
+        self._log = get_log("cluster")
+        self.view: DirectoryView = directory.view(None)
+        self.watching_since_ms: int | None = None
+        """Since when silence is a node's own: the store has been heard without a break. None: it was not heard yet."""
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Told after every new view."""
+        self._listeners.append(listener)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._take())
+            group.create_task(self._look())
+
+    async def _follow(self) -> None:
+        async for told in self._store.watch(Bucket.NODES):
+            if isinstance(told, Resync):
+                found = {entry.key: entry.value for entry in told.entries}
+                shown = {node for key in found if (node := node_of_key(key)) is not None}
+                self._gone |= {node for node in self.view.rows if node not in shown}
+                if self.watching_since_ms is None:
+                    self.watching_since_ms = self._now_ms()
+            else:
+                found = {told.entry.key: told.entry.value} if isinstance(told, Changed) else {}
+                if isinstance(told, Gone) and (left := node_of_key(told.key)) is not None:
+                    self._gone.add(left)
+            for key, value in found.items():
+                node = node_of_key(key)
+                if node is not None:
+                    self._waiting[node] = value.decode("utf-8", "replace")
+                    self._gone.discard(node)
+            self._arrived.set()
+
+    async def _take(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            texts, self._waiting = self._waiting, {}
+            gone, self._gone = self._gone, set()
+            try:
+                async with self._lock:
+                    await asyncio.to_thread(self._directory.take, texts)
+                    for node in gone:
+                        self._directory.remove(node)
+            except SbctlError as error:
+                self._log.error("snapshots not taken", code=error.code, reason=error.message)
+                await asyncio.sleep(_LOOK_S)
+                self._waiting = texts | self._waiting
+                self._arrived.set()
+                continue
+            await self.refresh()
+            await asyncio.sleep(_BATCH_S)
+
+    async def _look(self) -> None:
+        """Time alone changes who counts."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._store.status().state == "connected":
+                if self._was_away_until_s is not None and self.watching_since_ms is None:
+                    self.watching_since_ms = self._now_ms()
+                self._directory.contact()
+            else:
+                self._was_away_until_s = loop.time()
+                self.watching_since_ms = None
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Judge everybody anew."""
+        async with self._lock:
+            self.view = self._directory.view(self._active())
+        for listener in self._listeners:
+            listener()
+
+    def is_asked(self, row: DirectoryRow) -> bool:
+        """Whether requests may go to it: it counts, or only the store's absence lets it look as if it did not."""
+        if row.snapshot is None or row.peer is None or row.removed:
+            return False
+        return not row.exclusion or (row.exclusion == "snapshot_expired" and self._is_away())
+
+    def _is_away(self) -> bool:
+        since_s = self._was_away_until_s
+        return since_s is not None and asyncio.get_running_loop().time() - since_s <= self._grace_s
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now().timestamp() * 1000)

@@ -1,0 +1,213 @@
+"""The cluster as this node knows it, as one document: SBproxy's fields of GET /admin/cluster/status, beside what plans need of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sbctl.node.cluster_documents import NodeSnapshotDocument
+from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
+from sbctl.node.snapshot import BundleState
+from sbctl.runtime.cluster.directory import DirectoryRow, DirectoryView
+from sbctl.runtime.cluster.fences import KeptBundle
+from sbctl.runtime.cluster.publication import key_id
+from sbctl.runtime.cluster.store import StoreStatus
+from sbctl.trust.bundle import TrustSet, member_digest
+
+__all__ = ["Facts", "status_document"]
+
+_UNHEALTHY_EXCLUSIONS = frozenset({"snapshot_expired", "snapshot_missing", "reported_unhealthy", "identity_revoked"})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that the document is made of, at one moment."""
+
+    cluster_id: str
+    node_id: str
+    is_authority: bool
+    now_ms: int
+    held: KeptBundle | None
+    trust: TrustSet | None
+    plan: PlacementDocument | None
+    view: DirectoryView
+    store: StoreStatus
+    problem: str | None
+    problems: Mapping[str, str]
+    leads: bool
+
+
+def status_document(facts: Facts) -> dict[str, Any]:
+    """As JSON."""
+    rows = {name: _node(row, facts) for name, row in facts.view.rows.items()}
+    deployments = [_deployment(name, one) for name, one in _placed(facts)]
+    unhealthy = [row for row in rows.values() if row["unhealthy"]]
+    view = facts.view
+    return {
+        "schema_version": 1,
+        "configured": True,
+        "mode": "distributed",
+        "cluster_id": facts.cluster_id,
+        "local_node_id": facts.node_id,
+        "generated_at_unix_ms": facts.now_ms,
+        "directory_collected_at_unix_ms": view.collected_at_ms,
+        "directory_age_ms": max(0, facts.now_ms - view.collected_at_ms) if view.collected_at_ms else None,
+        "directory_stale_since_unix_ms": view.stale_since_ms,
+        "summary": _summary(rows, deployments),
+        "deployment_authority": _authority(facts),
+        "deployments": deployments,
+        "nodes": list(rows.values()),
+        "unhealthy_nodes": [_alert(row) for row in unhealthy],
+        "store": {
+            "state": facts.store.state,
+            "since": facts.store.since.isoformat(),
+            "server": facts.store.server,
+            "problem": facts.store.problem,
+        },
+        "local_problems": dict(facts.problems),
+        "is_authority": facts.is_authority,
+        "is_lease_holder": facts.leads,
+        "bundle": _bundle(facts.held),
+        "members": {}
+        if facts.held is None
+        else {name: member_digest(one) for name, one in facts.held.payload.content.deployments.items()},
+        "placement": None if facts.plan is None else facts.plan.model_dump(mode="json"),
+        "store_reachable": facts.store.state == "connected",
+        "problem": facts.problem,
+    }
+
+
+def _placed(facts: Facts) -> list[tuple[str, PlacedDeployment]]:
+    return [] if facts.plan is None else sorted(facts.plan.deployments.items())
+
+
+def _bundle(held: KeptBundle | None) -> dict[str, Any] | None:
+    if held is None:
+        return None
+    payload = held.payload
+    return BundleState(
+        revision=payload.revision,
+        content_digest=payload.content_digest,
+        key_epoch=payload.key_epoch,
+        signer=held.signer,
+        origins={name: member_digest(origin) for name, origin in payload.content.origins.items()},
+    ).model_dump(mode="json")
+
+
+def _authority(facts: Facts) -> dict[str, Any]:
+    held, trust = facts.held, facts.trust
+    key = None if held is None or trust is None else trust.signers.get(held.signer)
+    return {
+        "configured": True,
+        "read_only": not facts.is_authority,
+        "verifying_key_id": None if key is None else key_id(key),
+        "active_revision": None if held is None else held.payload.revision,
+        "active_content_digest": None if held is None else held.payload.content_digest,
+        "signer_node_id": None if facts.plan is None else facts.plan.lease_holder,
+    }
+
+
+def _deployment(name: str, one: PlacedDeployment) -> dict[str, Any]:
+    told = one.model_dump(mode="json")
+    return {
+        "deployment_id": name,
+        "model": one.model,
+        "generation": one.generation,
+        "desired_replicas": one.desired_replicas,
+        "placed_replicas": len(one.assignments),
+        "unplaced_replicas": one.unplaced_replicas,
+        "phase": one.rollout.phase,
+        "target_ready": one.rollout.target_ready,
+        "timed_out": one.rollout.timed_out,
+        "handoff_deadline_unix_ms": one.rollout.handoff_deadline_unix_ms,
+        "assignments": told["assignments"],
+        "retained": told["retained"],
+        "draining": told["draining"],
+        "rejections": told["rejections"],
+    }
+
+
+def _node(row: DirectoryRow, facts: Facts) -> dict[str, Any]:
+    snapshot, plan = row.snapshot, facts.plan
+    lost = None if plan is None else plan.lost_nodes.get(row.node_id)
+    unhealthy = row.exclusion in _UNHEALTHY_EXCLUSIONS or snapshot is None
+    reasons = ([row.exclusion] if row.exclusion else []) + (list(snapshot.health.reason_codes) if snapshot else [])
+    degraded = bool(row.exclusion) or (snapshot is not None and snapshot.health.state == "degraded")
+    age = None if snapshot is None else max(0, facts.now_ms - row.heard_at_ms)
+    return {
+        "node_id": row.node_id,
+        "local": row.node_id == facts.node_id,
+        "membership_state": "alive"
+        if lost is None and not unhealthy
+        else "dead"
+        if lost and lost.state == "lost"
+        else "unreachable",
+        "last_ack_age_ms": age,
+        "health": "unhealthy" if unhealthy else "degraded" if degraded else "healthy",
+        "unhealthy": unhealthy,
+        "unhealthy_reasons": reasons,
+        "exclusion_reason": row.exclusion or None,
+        "problem": row.problem or None,
+        "snapshot_age_ms": age,
+        "model_eligible": snapshot is not None and not row.exclusion and "worker" in snapshot.node.roles,
+        "removed": row.removed,
+        **({} if snapshot is None else _told(snapshot)),
+    }
+
+
+def _told(snapshot: NodeSnapshotDocument) -> dict[str, Any]:
+    told = snapshot.model_dump(mode="json")
+    return {
+        "address": snapshot.node.peer_address,
+        "model_endpoint": snapshot.node.peer_address,
+        "incarnation": snapshot.boot_epoch,
+        "roles": list(snapshot.node.roles),
+        "labels": dict(snapshot.node.labels),
+        "snapshot_generation": snapshot.counter,
+        "observed_schema_version": snapshot.schema_version,
+        "normalized_schema_version": 1,
+        "reported_health": told["health"],
+        "engine_count": len(snapshot.engines),
+        "device_count": len(snapshot.devices),
+        "ready_artifact_count": sum(one.state == "ready" for one in snapshot.artifacts),
+        "active_bundle": told["active_bundle"],
+        "assignment": told["assignment"],
+        "authority_stale": snapshot.authority_stale,
+        "runtime_version": snapshot.runtime_version,
+        "replicas": told["replicas"],
+    }
+
+
+def _alert(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "node_id": row["node_id"],
+        "health": row["health"],
+        "reasons": row["unhealthy_reasons"],
+        "membership_state": row["membership_state"],
+        "last_ack_age_ms": row["last_ack_age_ms"],
+        "snapshot_age_ms": row["snapshot_age_ms"],
+        "model_endpoint": row.get("model_endpoint"),
+    }
+
+
+def _summary(rows: Mapping[str, Mapping[str, Any]], deployments: list[dict[str, Any]]) -> dict[str, int]:
+    def count(health: str) -> int:
+        return sum(row["health"] == health for row in rows.values())
+
+    eligible = [row for row in rows.values() if row["model_eligible"]]
+    return {
+        "total_nodes": len(rows),
+        "healthy_nodes": count("healthy"),
+        "degraded_nodes": count("degraded"),
+        "unhealthy_nodes": count("unhealthy"),
+        "eligible_workers": len(eligible),
+        "eligible_replicas": sum(replica["state"] == "ready" for row in eligible for replica in row["replicas"]),
+        "deployment_digest_mismatch": sum(
+            row["exclusion_reason"] == "deployment_digest_mismatch" for row in rows.values()
+        ),
+        "deployments": len(deployments),
+        "ready_deployments": sum(bool(one["target_ready"]) for one in deployments),
+        "rollouts_in_progress": sum(one["phase"] != "stable" for one in deployments),
+        "unplaced_replicas": sum(one["unplaced_replicas"] for one in deployments),
+    }
