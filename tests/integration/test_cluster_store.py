@@ -19,7 +19,8 @@ from tests.simulators.store_contract import CONTRACT, StoreWorld, eventually, wa
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 _TIMING = StoreTiming(first_pause_s=0.1, longest_pause_s=1.0, audit_s=1.0, probe_s=0.5, patience_s=3.0)
-_LOSES_DATA = {"lost_data_is_told_and_begins_anew"}
+_SLOW_AND_THE_SAME = {"a_value_may_end_by_itself", "names_and_sizes_have_bounds"}
+"""What one server shows as well as three."""
 
 
 class NatsWorld:
@@ -120,7 +121,11 @@ async def test_one_server_keeps_the_contract(one: NatsCluster, check: Callable[[
         await check(world)
 
 
-@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    [check for check in CONTRACT if check.__name__ not in _SLOW_AND_THE_SAME],
+    ids=lambda check: check.__name__,
+)
 async def test_three_servers_keep_the_contract(
     three: NatsCluster, check: Callable[[StoreWorld], Awaitable[None]]
 ) -> None:
@@ -138,7 +143,11 @@ async def test_another_leader_takes_over_and_a_watch_survives_it(three: NatsClus
         await seen.has({BUNDLE_KEY: b"after"})
         three.start(leader)
         await asyncio.to_thread(three.wait_ready)
-        assert world.a.status().state == "connected"
+
+        async def connected() -> bool | None:
+            return True if world.a.status().state == "connected" else None
+
+        await eventually(connected)
 
 
 async def test_acknowledged_writes_survive_kill_9_of_all_three(three: NatsCluster) -> None:
@@ -168,6 +177,7 @@ async def test_acknowledged_writes_survive_kill_9_of_all_three(three: NatsCluste
             assert int(entry.value) - int(value) in (0, 3), key
 
 
+@pytest.mark.soak
 async def test_a_store_without_quorum_says_so_and_comes_back(three: NatsCluster) -> None:
     async with world_of(three) as world:
         await world.a.put(Bucket.DESIRED, BUNDLE_KEY, b"kept")
@@ -178,12 +188,12 @@ async def test_a_store_without_quorum_says_so_and_comes_back(three: NatsCluster)
 
         await eventually(stuck)
         with pytest.raises(SbctlError) as refused:
-            await world.a.put(Bucket.DESIRED, BUNDLE_KEY, b"lost")
+            await world.a.put(Bucket.DESIRED, BUNDLE_KEY, b"perhaps")
         assert refused.value.retryable
         three.start("b", "c")
         await asyncio.to_thread(three.wait_ready)
         entry = await eventually(lambda: world.w1.get(Bucket.DESIRED, BUNDLE_KEY))
-        assert entry.value in (b"kept", b"lost")
+        assert entry.value in (b"kept", b"perhaps")
 
 
 async def test_a_node_that_joins_is_let_in_by_a_reload_and_one_that_leaves_is_put_out(one: NatsCluster) -> None:
@@ -196,12 +206,14 @@ async def test_a_node_that_joins_is_let_in_by_a_reload_and_one_that_leaves_is_pu
         try:
             with pytest.raises(SbctlError):
                 await late.put(Bucket.NODES, node_key("w9"), b"too early")
-            before = world.a.status().since
+            before = world.a._link
+            assert before is not None
             one.nodes.append(StoreNode(node_id="w9"))
             one.write_config("a")
             one.signal(signal.SIGHUP)
             await eventually(lambda: late.put(Bucket.NODES, node_key("w9"), b"here"))
-            assert world.a.status().since == before, "who is connected stays connected"
+            assert world.a._link is before, "who is connected stays connected"
+            assert not before.lost.is_set()
             one.nodes.pop()
             one.write_config("a")
             one.signal(signal.SIGHUP)

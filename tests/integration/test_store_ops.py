@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -13,11 +14,16 @@ from typing import Any
 
 import pytest
 
+from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.digests import sha256_file
 from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.engines.store_pins import STORE_DEFAULT, store_pin
 from sbctl.node.paths import node_paths
 from sbctl.node.store_messages import StoreInstall, StoreMember, StoreNode, StoreRemove, StoreWheel
+from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer
+from sbctl.runtime.cluster.store import BUNDLE_KEY, Bucket
+from sbctl.runtime.cluster.store_tls import store_context
+from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.store_health import look
 from sbctl.runtime.nodeops.store_ops import install_store, refresh_store, remove_store, store_state
@@ -85,6 +91,25 @@ def wheel() -> StoreWheel:
     return StoreWheel(**{name: getattr(pin, name) for name in names})
 
 
+async def _use(host: Host) -> None:
+    """As the host's own runtime does, with the identity that the host holds."""
+    store = NatsStore(
+        lambda: [StoreServer(host.name, "127.0.0.1", host.port)],
+        lambda: store_context(IdentityFiles(host.context.paths)),
+        node_id=host.name,
+        clock=SYSTEM_CLOCK,
+    )
+    await store.start()
+    try:
+        await store.prepare(replicas=1)
+        await store.put(Bucket.DESIRED, BUNDLE_KEY, b"x")
+        entry = await store.get(Bucket.DESIRED, BUNDLE_KEY)
+        assert entry is not None
+        assert entry.value == b"x"
+    finally:
+        await store.close()
+
+
 def test_one_store_from_its_wheel_to_nothing(hosts: list[Host]) -> None:
     host = hosts[0]
     context = host.context
@@ -105,6 +130,7 @@ def test_one_store_from_its_wheel_to_nothing(hosts: list[Host]) -> None:
     assert install_store(context, host.request([host], "w1", **sent)) == first
     assert host.pid() == pid, "nothing changed, nothing was touched"
 
+    asyncio.run(_use(host))
     loaded = look(host.monitor, others=())
     second = install_store(context, host.request([host], "w1", "w2", **sent))
     assert second["content_sha256"] != first["content_sha256"]

@@ -15,14 +15,14 @@ import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError
 
-from sbctl.base.errors import HostError, RefusedError, SbctlError, UnreachableError
+from sbctl.base.errors import RefusedError, SbctlError, UnreachableError
 from sbctl.base.limits import MIB
 from sbctl.node.store_server import LEAST_VERSION, parse_version
 from sbctl.runtime.cluster.store import (
@@ -33,6 +33,7 @@ from sbctl.runtime.cluster.store import (
     outcome_unknown,
     store_unreachable,
 )
+from sbctl.runtime.cluster.store_answers import NO_MESSAGE, WRONG_SEQUENCE, check_quorum, fail, no_quorum
 from sbctl.runtime.cluster.subjects import api_subject, changed_subject, inbox_prefix, write_subject
 from sbctl.runtime.cluster.watching import Found, WatchBuffer
 
@@ -55,12 +56,6 @@ _PAGE_KEYS: Final = 128
 _PAGE_BYTES: Final = 4 * MIB
 _TOMBSTONE_S: Final = 86_400
 _DENIED: Final = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]*)"', re.IGNORECASE)
-
-_NO_STREAM: Final = 10059
-_NO_MESSAGE: Final = 10037
-_WRONG_SEQUENCE: Final = frozenset({10071, 10164})
-_FULL: Final = frozenset({10023, 10047, 10077})
-_NO_LEADER: Final = frozenset({10008, 10009, 10005, 10074})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +160,9 @@ class Link:
             raise outcome_unknown(bucket, key) from None
         failure = answer.get("error")
         if failure is not None:
-            if failure.get("err_code") in _WRONG_SEQUENCE:
+            if failure.get("err_code") in WRONG_SEQUENCE:
                 raise StoreConflictError(bucket, key)
-            _fail(failure, f"{bucket}/{key}")
+            fail(failure, f"{bucket}/{key}")
         return int(answer["seq"])
 
     async def read(self, bucket: Bucket, key: str) -> Found | None:
@@ -176,9 +171,9 @@ class Link:
         answer = await self._ask(api_subject("read", bucket), asked, timeout_s=_READ_S)
         failure = answer.get("error")
         if failure is not None:
-            if failure.get("err_code") == _NO_MESSAGE:
+            if failure.get("err_code") == NO_MESSAGE:
                 return None
-            _fail(failure, bucket)
+            fail(failure, bucket)
         try:
             message = answer["message"]
             headers = base64.b64decode(message.get("hdrs", ""), validate=True)
@@ -190,8 +185,9 @@ class Link:
     async def info(self, bucket: Bucket) -> BucketInfo:
         answer = await self._ask(api_subject("info", bucket), b"", timeout_s=_READ_S)
         if answer.get("error") is not None:
-            _fail(answer["error"], bucket)
+            fail(answer["error"], bucket)
         try:
+            check_quorum(answer.get("cluster"))
             state = answer["state"]
             return BucketInfo(
                 str(answer["created"]), int(state["last_seq"]), int(state["messages"]), dict(answer["config"])
@@ -203,7 +199,7 @@ class Link:
         """`create` or `update` a bucket."""
         answer = await self._ask(api_subject(what, bucket), json.dumps(config).encode(), timeout_s=3 * _ANSWER_S)
         if answer.get("error") is not None:
-            _fail(answer["error"], bucket)
+            fail(answer["error"], bucket)
 
     async def listing(self, bucket: Bucket, prefix: str) -> list[Found]:
         """All below `prefix`, as some member has it."""
@@ -354,37 +350,5 @@ def _not_connected(server: StoreServer, error: BaseException) -> SbctlError:
 
 def _no_answer(error: BaseException) -> UnreachableError:
     if isinstance(error, NoRespondersError):
-        return _no_quorum("nobody leads it")
+        return no_quorum("nobody leads it")
     return store_unreachable("no answer in time" if isinstance(error, TimeoutError) else str(error)[:200])
-
-
-def _no_quorum(why: str) -> UnreachableError:
-    return UnreachableError(
-        "store.no_quorum",
-        f"the cluster's store takes no question: {why}; too few of its members run",
-        next_step="what runs goes on; look at the authorities: sbctl status, systemctl status sbctl-store",
-        retryable=True,
-    )
-
-
-def _fail(failure: Mapping[str, Any], place: str) -> NoReturn:
-    code, said = failure.get("err_code"), str(failure.get("description", ""))[:200]
-    if code in _NO_LEADER:
-        raise _no_quorum(said)
-    if code == _NO_STREAM:
-        raise UnreachableError(
-            "store.no_bucket",
-            "the cluster's store is empty: no authority has made its buckets yet",
-            place=place,
-            next_step="what runs goes on; an authority's runtime makes them as soon as it reaches the store",
-            retryable=True,
-        )
-    if code in _FULL:
-        raise HostError(
-            "store.full",
-            f"the cluster's store has no room: {said}",
-            place=place,
-            next_step="look at the disks of the authorities (/var/lib/sbctl-store)",
-            retryable=True,
-        )
-    raise UnreachableError("store.failed", f"the cluster's store failed: {said}", place=place, retryable=True)

@@ -2,7 +2,7 @@
 
     connect   authorities in random order, each proved by its own name in its certificate; TLS from the first byte, so that nobody on the way
               can talk the client out of it; after a round without success a pause that doubles, with jitter
-    read      from the leader: what most members have
+    read      from the leader, which for some seconds may not know yet that it is none any more
     list      from any member, in pages; what was heard of as newer is read from the leader
     watch     the server tells what it wrote; a gap in the numbers, a dropped message, another connection or another incarnation of the bucket
               is a listing. Every `audit_s` the numbers are compared, in case the last message was the one that was lost

@@ -152,7 +152,8 @@ class ClusterStore(Protocol):
     """
 
     async def get(self, bucket: Bucket, key: str) -> Entry | None:
-        """The newest value that most members have; None when there is none."""
+        """The value as the leader has it; None when there is none. A leader that lost the others moments ago still answers, so a reading alone
+        decides nothing: a compare-and-set does, and a fence."""
         ...
 
     async def put(self, bucket: Bucket, key: str, value: bytes, *, ttl_s: int | None = None) -> int:
