@@ -549,6 +549,15 @@ async def test_G6_connections_beyond_the_cap_are_refused_and_others_go_on(cluste
     assert await gateway.send(worker, *gateway.envelope(worker)) == (200, "")
 
 
+async def test_a_connection_does_not_live_for_ever(cluster: PeerWorld) -> None:
+    worker, gateway = await cluster.worker(), cluster.gateway()
+    assert (await gateway.ask(worker)).status == 200
+    (connection,) = worker.listener._connections
+    connection._opened_s -= 3600  # type: ignore[attr-defined]
+    await cluster.until(lambda: not worker.listener._connections)
+    assert (await gateway.ask(worker)).status == 200
+
+
 async def test_G15_a_cluster_with_a_pki_of_its_own_knows_gateways_by_their_certificates(tmp_path: Path) -> None:
     cluster = PeerWorld(tmp_path, own_pki=True)
     try:
