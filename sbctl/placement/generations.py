@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from sbctl.placement.model import DeploymentDemand, DeploymentPlacement, ObservedReplica
+from sbctl.placement.model import FOREIGN_SLOTS, DeploymentDemand, DeploymentPlacement, ObservedReplica
 
 __all__ = ["HIGH_WATERS_MAX", "forget_oldest", "generation_for"]
 
@@ -23,11 +23,11 @@ def generation_for(
 
     The same digest keeps its number, unless nodes show a higher one, which somebody else gave out: then a number above both, except where
     that one is for the same member. Without a plan to start from, what nodes already run of this very member is adopted, unless they
-    numbered it themselves (without a slot): a new number is above such ones, and else they count for nothing.
+    numbered it themselves (without a slot of the cluster's): a new number is above such ones, and else they count for nothing.
     """
     members = {way.member_digest for way in demand.ways if way.member_digest}
     shown = list(observed)
-    numbered = [replica for replica in shown if replica.slot is not None]
+    numbered = [replica for replica in shown if replica.slot is not None and replica.slot not in FOREIGN_SLOTS]
     highest = max((replica.generation for replica in numbered), default=0)
     same = {replica.member_digest for replica in numbered if replica.generation == highest} <= members
     known = max(high_water, prior.generation if prior else 0)

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from sbctl.node.cluster_documents import AcceleratorName, EngineName, ReplicaPhase, RolloutPhase
 
 __all__ = [
+    "FOREIGN_SLOTS",
     "NO_DIGEST",
     "NO_MARK",
     "Brake",
@@ -41,6 +42,8 @@ Mark = tuple[int, int]
 NO_MARK: Final[Mark] = (0, 0)
 NO_DIGEST: Final = "0" * 64
 """Of a member that nobody named: documents always have one."""
+FOREIGN_SLOTS: Final = range(4096, 8192)
+"""Of engines that nodes run by bundles of their own; on each node from the first one on."""
 Fact = str | int
 
 

@@ -15,6 +15,7 @@ from sbctl.placement.fleet import Fleet
 from sbctl.placement.generations import forget_oldest, generation_for
 from sbctl.placement.liveness import Liveness, judge
 from sbctl.placement.model import (
+    FOREIGN_SLOTS,
     NO_DIGEST,
     ClusterView,
     DeploymentDemand,
@@ -40,8 +41,6 @@ EXPLAINED_MAX: Final = 64
 _EXPLAINED_NODES: Final = 20_000
 """Refusals in one plan: of a large fleet, of fewer deployments."""
 DEFAULT_POLICY: Final = PlacementPolicy()
-_FOREIGN_SLOTS: Final = range(4096, 8192)
-"""Of engines that nodes run by bundles of their own; on each node from the first one on."""
 _NOBODY: Final[Mapping[tuple[str, str], int]] = {}
 _STUCK: Final = frozenset({"timed_out", "no_room", "restored"})
 
@@ -108,7 +107,8 @@ def reconcile(
 
 
 def _is_first(prior: PlacementPlan) -> bool:
-    return not prior.settled and not prior.deployments and not prior.high_waters
+    """Whether nothing was placed before: no plan, or one that knew no node."""
+    return not prior.settled and not any(one.target or one.held for one in prior.deployments.values())
 
 
 def _waits_for(view: ClusterView, prior: PlacementPlan, policy: PlacementPolicy, now_ms: int) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
     own: dict[Place, Place] = {}
     if not targets and not helds:
         ours = [place for place in strangers if _is_wanted(demand, place)]
-        numbered = [place for place in ours if place.slot not in _FOREIGN_SLOTS and place.generation == generation]
+        numbered = [place for place in ours if place.slot not in FOREIGN_SLOTS and place.generation == generation]
         foreign = [place for place in ours if place not in numbered and not numbered]
         own = {replace(place, generation=generation, slot=slot): place for slot, place in enumerate(foreign)}
         targets = [*numbered, *own]
@@ -203,7 +203,7 @@ def _strangers(
             if expected.get((node_id, replica.member_digest), 0):
                 expected[node_id, replica.member_digest] -= 1
             elif (node_id, replica.generation) not in foreign:
-                found.append(_counted(node_id, replica, demand, _FOREIGN_SLOTS[numbers[node_id]]))
+                found.append(_counted(node_id, replica, demand, FOREIGN_SLOTS[numbers[node_id]]))
                 numbers[node_id] += 1
         elif (node_id, replica.generation, replica.slot) not in exact:
             found.append(_counted(node_id, replica, demand, replica.slot))

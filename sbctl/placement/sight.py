@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from sbctl.node.cluster_documents import ReplicaPhase
-from sbctl.placement.model import NO_DIGEST, ClusterView, DeploymentDemand, Held, Loss, ObservedReplica, Place, Way
+from sbctl.placement.model import (
+    FOREIGN_SLOTS,
+    NO_DIGEST,
+    ClusterView,
+    DeploymentDemand,
+    Held,
+    Loss,
+    ObservedReplica,
+    Place,
+    Way,
+)
 
 __all__ = ["Shown", "Sight", "place_of"]
 
@@ -49,7 +59,7 @@ class Sight:
         if not self._is_heard(place.node_id):
             return "unknown"
         replica = self._shown.get((place.node_id, deployment, place.generation, place.slot))
-        if replica is None:
+        if replica is None and place.slot in FOREIGN_SLOTS:
             replica = self._shown.get((place.node_id, deployment, place.generation, None))
         return "absent" if replica is None else replica.state
 

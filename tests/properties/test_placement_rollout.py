@@ -105,3 +105,28 @@ def test_what_can_be_brought_up_is_stable_in_the_end(steps: list[tuple], rollout
         placed = plan.deployments[name]
         assert (placed.rollout.phase, placed.rollout.target_ready, placed.held) == ("stable", True, ()), placed
         assert len(world.live(name)) == world.serving(name) == count
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    owned=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(1, 9), st.integers(1, 2)), min_size=1, max_size=4
+    ),
+    replicas=st.integers(1, 4),
+    steps=st.lists(st.one_of(_EVALUATE, _WORK, _WORK), max_size=30),
+)
+def test_a_fleet_becomes_a_cluster_without_an_outage(
+    owned: list[tuple[int, int, int, int]], replicas: int, steps: list[tuple]
+) -> None:
+    world = PlacementWorld(NODES)
+    for number, version, generation, count in {one[0]: one for one in owned}.values():
+        world.had(f"n{number}", demand_of("a", gib=3, version=version), generation, count)
+    same = sum(one.variant == "v1" for worker in world.workers.values() for one in worker.own)
+    world.want(demand_of("a", replicas, gib=3))
+    for step in steps:
+        _step(world, step, "rolling", 3, [1])
+        assert world.serving("a") >= 1, step
+    plan = world.settle(15)
+    assert plan.deployments["a"].rollout.phase == "stable"
+    assert len(world.live("a")) == world.serving("a") == replicas
+    assert world.starts == max(0, replicas - same), "what is the same is taken over as it runs"

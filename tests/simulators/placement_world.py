@@ -92,6 +92,8 @@ class _Engine:
 class _Worker:
     node: Node
     engines: dict[tuple[str, int, int], _Engine] = field(default_factory=dict)
+    own: list[ObservedReplica] = field(default_factory=list)
+    """Engines of a bundle of its own, until it obeys its first assignment."""
     told: list[tuple[Mark, tuple[Assignment, ...]]] = field(default_factory=list)
     """Assignments on their way, in order."""
     obeyed: Mark = (0, 0)
@@ -111,6 +113,7 @@ class PlacementWorld:
         self.now_ms = 1_000_000
         self.mark: Mark = (1, 0)
         self.removed: set[str] = set()
+        self.starts = 0
         self.confirmed: set[str] = set()
         self.began_ms = self.now_ms
         self._random = Random(seed)
@@ -120,6 +123,20 @@ class PlacementWorld:
 
     def want(self, *demands: DeploymentDemand) -> None:
         self.demands |= {demand.deployment: demand for demand in demands}
+
+    def had(self, name: str, demand: DeploymentDemand, generation: int, count: int = 1) -> None:
+        """Before there was a cluster, this node ran a deployment by a bundle of its own."""
+        way = demand.ways[0]
+        self.workers[name].own += [
+            ObservedReplica(
+                demand.deployment,
+                generation,
+                way.variant,
+                way.artifact_digest,
+                "ready",
+                member_digest=way.member_digest,
+            )
+        ] * count
 
     def evaluate(
         self,
@@ -216,7 +233,7 @@ class PlacementWorld:
             if not worker.is_cut and not worker.is_dead
             for (which, _, _), engine in worker.engines.items()
             if which == deployment
-        )
+        ) + sum(one.deployment == deployment for worker in self.workers.values() for one in worker.own)
 
     def overdrawn(self) -> list[str]:
         """Nodes whose live engines need more than there is."""
@@ -251,22 +268,23 @@ class PlacementWorld:
                 reserved_bytes=engine.place.host_bytes + engine.place.device_bytes * len(engine.place.devices),
             )
             for (which, generation, slot), engine in sorted(worker.engines.items())
-        )
+        ) + tuple(worker.own)
         weights = worker.node.ready_artifacts | {one.artifact_digest for one in shown}
         worker.node = replace(worker.node, ready_artifacts=weights)
         return replace(worker.node, heard_at_ms=self.now_ms, replicas=shown, acknowledged=worker.obeyed)
 
-    @staticmethod
-    def _obey(worker: _Worker, mark: Mark, parts: tuple[Assignment, ...]) -> None:
+    def _obey(self, worker: _Worker, mark: Mark, parts: tuple[Assignment, ...]) -> None:
         worker.obeyed = mark
+        _take_over(worker, parts)
         kept = set()
         for part in parts:
             for place in part.places:
                 key = (part.deployment, part.generation, place.slot)
                 if part.phase == "start":
-                    known = worker.engines.setdefault(key, _Engine(place))
-                    if known.state in {"failed", "draining"}:
+                    known = worker.engines.get(key)
+                    if known is None or known.state in {"failed", "draining"}:
                         worker.engines[key] = _Engine(place)
+                        self.starts += 1
                 if part.phase != "drain":
                     kept.add(key)
         for key, engine in list(worker.engines.items()):
@@ -283,3 +301,16 @@ class PlacementWorld:
                 engine.state = "failed" if is_broken else "ready"
             elif engine.state == "draining":
                 del worker.engines[key]
+
+
+def _take_over(worker: _Worker, parts: tuple[Assignment, ...]) -> None:
+    """An engine that is the very member of a replica to start becomes it; one to retain keeps its number and gets a slot."""
+    free = [(part, place) for part in parts for place in part.places if part.phase != "drain"]
+    for one in worker.own:
+        for part, place in free:
+            same = (part.deployment, part.member_digest) == (one.deployment, one.member_digest)
+            if same and (part.phase == "start" or part.generation == one.generation):
+                worker.engines[part.deployment, part.generation, place.slot] = _Engine(place, "ready")
+                free.remove((part, place))
+                break
+    worker.own.clear()

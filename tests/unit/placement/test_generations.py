@@ -38,6 +38,7 @@ def _shown(generation: int, member: str = MINE, slot: int | None = 0) -> Observe
         (None, 0, [_shown(5, slot=None)], 6),
         (None, 0, [_shown(5), _shown(5, OTHER)], 6),
         (_prior(3), 3, [_shown(9, slot=None)], 3),
+        (_prior(3), 3, [_shown(9, OTHER, slot=4096)], 3),
         (_prior(3, OTHER), 3, [_shown(9, slot=None)], 10),
     ],
 )
