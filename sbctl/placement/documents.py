@@ -43,6 +43,7 @@ __all__ = ["EVACUATES", "REJECTIONS_MAX", "Head", "assignment_document", "node_o
 
 REJECTIONS_MAX: Final = 64
 """Refusals of one deployment that a document carries."""
+_TEXT_MAX: Final = 256
 EVACUATES: Final = "drained_by_operator"
 """Reason code of a node that was taken out for good: what it runs is placed elsewhere. Any other drain is short: it keeps what it has."""
 
@@ -159,7 +160,7 @@ def plan_document(
         directory_digest=directory_digest,
         deployments=deployments,
         lost_nodes=losses,
-        brake=brake_text(plan.brake) if plan.brake else "",
+        brake=brake_text(plan.brake)[:_TEXT_MAX] if plan.brake else "",
         settled_nodes=tuple(sorted(plan.settled)),
         high_waters=dict(sorted(plan.high_waters.items())),
         generation_floor=plan.generation_floor,
@@ -170,7 +171,7 @@ def _placed(one: DeploymentPlacement, view: ClusterView, spread_by: tuple[str, .
     shown = sorted(one.refusals.items())[:REJECTIONS_MAX]
     rollout = one.rollout
     return PlacedDeployment(
-        model=one.model,
+        model=one.model[:_TEXT_MAX],
         member_digest=one.digest,
         generation=one.generation,
         desired_replicas=one.desired,
@@ -215,8 +216,8 @@ def _replica(place: Place, view: ClusterView, spread_by: tuple[str, ...], held: 
 
 
 def _rejection(refusal: Refusal) -> Rejection:
-    facts = {name: value if isinstance(value, int) else value[:256] for name, value in refusal.facts}
-    return Rejection(reason=refusal.reason, variant=refusal.variant[:256], facts=facts)
+    facts = {name: value if isinstance(value, int) else value[:_TEXT_MAX] for name, value in refusal.facts}
+    return Rejection(reason=refusal.reason, variant=refusal.variant[:_TEXT_MAX], facts=facts)
 
 
 # --- the plan, in

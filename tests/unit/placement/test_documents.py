@@ -85,6 +85,17 @@ def test_status_reads_domains_rejections_and_what_is_short() -> None:
     assert (placed["gone"].desired_replicas, len(placed["gone"].draining)) == (0, 1)
 
 
+def test_long_names_fit_into_a_document() -> None:
+    world = PlacementWorld([cpu_node("n" * 120 + str(number)) for number in range(8)])
+    world.want(replace(demand_of("a"), model="m" * 999))
+    world.settle(2)
+    for name in world.workers:
+        world.cut(name)
+    plan = world.evaluate(200)
+    assert plan.brake is not None
+    assert len(_document(plan, world.view).brake) == 256
+
+
 def test_engines_that_nobody_asked_for_and_nobody_named_go_through_documents() -> None:
     stray = ObservedReplica("stray", 3, "v", DIGEST, "ready", reserved_bytes=GIB)
     other = ObservedReplica("a", 2, "v", "b" * 64, "ready", reserved_bytes=GIB)
