@@ -28,6 +28,7 @@ from sbctl.runtime.cluster.pending import Pending
 from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Resync, node_token
 from sbctl.runtime.generation import AssignedAs, Generation
 from sbctl.runtime.log import get_log
+from sbctl.runtime.peer.worker import other_generation
 from sbctl.runtime.reconcile import Assigned
 from sbctl.trust.bundle import BundleContent, DeploymentMember, member_digest
 from sbctl.trust.cluster_bundle import NodeContent, node_content, replica_digest
@@ -160,18 +161,14 @@ class Obedience:
     def serving(self, deployment: str, generation: int) -> Generation:
         """For dispatches of gateways: what runs of it, also by a former number that this node was told to keep.
 
-        Raises RefusedError `deployment_not_assigned`, `stale_deployment_generation`.
+        Raises RefusedError `deployment_not_assigned`, and what `other_generation` makes of the number that counts.
         """
         found = self._runs.generations.get(deployment)
         if found is None:
             raise RefusedError("deployment_not_assigned", "this node does not serve that deployment", retryable=True)
         serves = found.number if found.assigned is None else found.assigned.generation
         if generation != serves and generation not in self._kept_generations(deployment):
-            raise RefusedError(
-                "stale_deployment_generation",
-                f"generation {serves} is served here, not {generation}",
-                retryable=True,
-            )
+            raise other_generation(serves)
         return found
 
     def _kept_generations(self, deployment: str) -> set[int]:

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
-from sbctl.runtime.cluster.directory import DirectoryView
 from sbctl.runtime.peer.candidates import KnownNode, Selection, Serving, region_of, select
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["KnownCluster", "known_nodes", "serving_of"]
+__all__ = ["KnownCluster", "serving_of"]
 
 _NOBODY: Final = Selection((), {})
 
@@ -30,15 +29,6 @@ def _serving(placed: PlacedDeployment) -> Serving:
         nodes.setdefault(each.generation, set()).add(each.node_id)
     kept = sorted(set(nodes) - {placed.generation}, reverse=True)
     return Serving((placed.generation, *kept), {number: frozenset(found) for number, found in nodes.items()})
-
-
-def known_nodes(view: DirectoryView) -> list[KnownNode]:
-    """The nodes of a directory that count."""
-    return [
-        KnownNode(row.snapshot, row.peer)
-        for row in view.rows.values()
-        if not row.exclusion and row.snapshot is not None and row.peer is not None
-    ]
 
 
 class KnownCluster:

@@ -21,10 +21,15 @@ from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.ports import Outcome
 from sbctl.runtime.identity_files import IdentityFiles
+from sbctl.runtime.peer.candidates import KnownNode
+from sbctl.runtime.peer.client import PeerClient
+from sbctl.runtime.peer.dispatch import Dispatcher
 from sbctl.runtime.peer.envelope import Audience
-from sbctl.runtime.peer.known import KnownCluster, known_nodes
+from sbctl.runtime.peer.identity import PlaneIdentity
+from sbctl.runtime.peer.known import KnownCluster
+from sbctl.runtime.peer.listener import PeerListener
 from sbctl.runtime.peer.metrics import PeerMetrics
-from sbctl.runtime.peer.plane import PeerPlane
+from sbctl.runtime.peer.worker import PeerWorker
 from sbctl.trust.peer_kinds import SNAPSHOT
 from tests.simulators.cluster_trust import NodeKit
 from tests.simulators.engine_world import facts
@@ -44,12 +49,8 @@ class Node:
         files.switch(files.stage(kit.files, kit.key))
         self.trust = HeldTrust("prod", files, self.paths.state, now=SYSTEM_CLOCK.now())
         self.here = Audience(kit.claims.node_id, 5)
-        self.open()
-
-    def open(self) -> None:
         self.fences = ClusterFences(self.paths.state / "cluster.db")
-        metrics = PeerMetrics(CollectorRegistry())
-        self.plane = PeerPlane(self.trust, self.fences, self.here, metrics, clock=SYSTEM_CLOCK)
+        self.identity = PlaneIdentity(self.trust)
 
     def finished(self, outcome: Outcome) -> None: ...
 
@@ -74,19 +75,28 @@ async def test_a_dispatch_over_what_nodes_keep_and_what_a_revocation_from_the_st
             assert (deployment, generation) == ("q", 3)
             return served
 
-    app = worker.plane.worker(cast("Any", Assigned()), Drain(worker.paths), worker)
-    listener = worker.plane.listener(app)
+    metrics = PeerMetrics(CollectorRegistry())
+    app = PeerWorker(
+        worker.identity,
+        cast("Any", Assigned()),
+        worker.fences,
+        here=worker.here,
+        clock=SYSTEM_CLOCK,
+        drain=Drain(worker.paths),
+        meter=worker,
+        metrics=metrics,
+    )
+    listener = PeerListener(app, worker.identity, worker.fences.known)
     sock = bind_tcp("127.0.0.1", 0)
     await listener.listen(sock)
 
     known = KnownCluster("gw-a", {})
-    known.take(
-        known_nodes(seen_by(gateway, worker, sock.getsockname()[1])),
-        {"q": member(facts(), "/e")},
-        {},
-        policy_revision=1,
-    )
-    dispatcher, asking = gateway.plane.dispatcher(known), GatewayNode(kits["gw-a"])
+    rows = seen_by(gateway, worker, sock.getsockname()[1]).rows.values()
+    nodes = [KnownNode(row.snapshot, row.peer) for row in rows if not row.exclusion]
+    assert [each.snapshot.node.node_id for each in nodes] == ["w-a"]
+    known.take(nodes, {"q": member(facts(), "/e")}, {}, policy_revision=1)
+    client = PeerClient(gateway.identity, boot_epoch=5, clock=SYSTEM_CLOCK)
+    dispatcher, asking = Dispatcher(known, client, metrics), GatewayNode(kits["gw-a"])
 
     async def ask() -> Caller:
         caller = Caller()
@@ -103,7 +113,7 @@ async def test_a_dispatch_over_what_nodes_keep_and_what_a_revocation_from_the_st
         await ask()
     assert caught.value.code == "peer_revoked"
     assert len(engine.bodies) == 1
-    gateway.plane.close()
+    client.close()
     await listener.close()
     await engine.stop()
 
