@@ -75,7 +75,10 @@ class DeploymentNeed:
         if self.device_bytes:
             usable = f"{format_bytes(self.usable_device_bytes)} of devices and {usable}"
         short = f", {format_bytes(self.short_bytes)} short" if self.short_bytes else ""
-        need = format_bytes(self.host_bytes + self.device_bytes)
+        size = self.host_bytes + self.device_bytes
+        need = format_bytes(size)
+        if size > figure.total_bytes * replicas and figure.source != "catalog":
+            need += f" with a margin of {self.safety_margin:.0%}"
         return f"{facts.model}:{facts.variant} needs {need}{each}, {figure.words}; {usable}{short}"
 
     def remedy(self) -> str:

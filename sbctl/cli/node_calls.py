@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar
 
 from sbctl.base.connection import Connection
@@ -14,6 +14,7 @@ from sbctl.base.errors import HostError, InputError, SbctlError
 from sbctl.cli.host_lines import Lines, fleet_lines
 from sbctl.cli.models_places import HERE, chosen_hosts, config_of, has_runtime
 from sbctl.cli.workspace import Workspace
+from sbctl.node.paths import node_paths
 from sbctl.remote.session import HostSession
 from sbctl.views.models_views import PlaceError
 
@@ -64,14 +65,26 @@ def opened_nodes(workspace: Workspace, patterns: Sequence[str]) -> Iterator[Node
     elif has_runtime(workspace.environ):
         connections = {HERE: Connection("local")}
     else:
-        raise HostError(
-            "host.no_runtime",
-            "this machine has no runtime of this user",
-            place=str(Path.cwd()),
-            next_step="--host NAME asks a host of sb.yml (sbctl host list); sbctl apply installs one here",
-        )
+        raise _no_runtime(workspace)
     lines = fleet_lines(workspace, connections, {})
     try:
         yield Nodes(tuple(connections), lines)
     finally:
         lines.close()
+
+
+def _no_runtime(workspace: Workspace) -> HostError:
+    paths = node_paths(os.getuid(), workspace.environ)
+    if os.path.lexists(paths.control_socket):
+        return HostError(
+            "host.no_runtime",
+            "the runtime of this machine was started by hand, and only one that an apply installed answers this command",
+            place=str(paths.control_socket),
+            next_step="ask its admin API (GET /admin/model-host/status), or --host NAME for a host of sb.yml",
+        )
+    return HostError(
+        "host.no_runtime",
+        "this machine has no runtime of this user",
+        place=str(paths.opt),
+        next_step="--host NAME asks a host of sb.yml (sbctl host list); sbctl apply installs one here",
+    )

@@ -98,7 +98,8 @@ def _check_deployment(report: Report, deployment: DeploymentModel, view: View, p
             report, view, (*path, "tensor_parallel"), "a replica over several devices is not in this version of sbctl"
         )
     for sentence in _extra_arg_problems(engine, deployment.extra_args):
-        refuse("extra_args", f"extra_args: {sentence}")
+        notes = ("say engine: llama_cpp in the deployment",) if engine == "auto" and "may mean vllm" in sentence else ()
+        refuse("extra_args", f"extra_args: {sentence}", *notes)
 
 
 def _extra_arg_problems(engine: str, args: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from sbctl.base.suggest import did_you_mean
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Path
 from sbctl.config.external import chained_provider, is_chain
@@ -74,13 +75,28 @@ def _reduced(report: Report, view: View, hostname: str, origin: Any, exposed: se
         elif isinstance(provider, dict):
             if "name" in provider:
                 message = "a provider that is not a managed_model is kept, and not served by sbctl"
+                if provider.get("base_url") is not None:
+                    message += "; with routing: fallback_chain it stands in for a deployment"
                 report.note("config.not_managed", message, view.value_span((*path, "name")))
             reduced.append({name: value for name, value in provider.items() if name == "name"})
         else:
             reduced.append(provider)
-    if in_chain and sum("deployment" in each or "base_url" in each for each in reduced if isinstance(each, dict)) > 1:
+    told = (
+        in_chain and sum("deployment" in each or "base_url" in each for each in reduced if isinstance(each, dict)) > 1
+    )
+    if told or _is_chain_misspelt(report, view, hostname, action):
         action = {name: value for name, value in action.items() if name != "routing"}
     return {**origin, "action": {**action, "providers": reduced}}
+
+
+def _is_chain_misspelt(report: Report, view: View, hostname: str, action: dict[str, Any]) -> bool:
+    """Names a routing that is nearly the one that sbctl serves."""
+    routing = action.get("routing")
+    if not isinstance(routing, str) or is_chain(action) or did_you_mean(routing, ("fallback_chain",)) is None:
+        return False
+    message = f'routing: {routing} is kept, and not managed by sbctl; did you mean "fallback_chain"?'
+    report.note("config.not_managed", message, view.value_span((hostname, "action", "routing")))
+    return True
 
 
 def report_foreign(report: Report, view: View, root: str, found: Iterable[Foreign], accepted: tuple[str, ...]) -> None:

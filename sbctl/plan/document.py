@@ -17,7 +17,7 @@ from sbctl import __version__
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import InputError
 from sbctl.plan.model import Action, Change, Leaf, Plan, PlanMode, Unknown
-from sbctl.plan.policy import Limits, applyable, complete, refusals
+from sbctl.plan.policy import Limits, Refusal, applyable, complete, refusals
 
 __all__ = [
     "PLAN_FORMAT_VERSION",
@@ -163,7 +163,7 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
         "serial": plan.serial,
         "config_digest": plan.config_digest,
         "catalog_digest": plan.catalog_digest,
-        "applyable": applyable(plan, limits),
+        "applyable": applyable(plan, limits) and not plan.unfit,
         "complete": complete(plan),
         "errored": False,
         "offline": plan.offline,
@@ -180,10 +180,15 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
             for change in plan.changes
         ],
         "resource_drift": sorted(str(change.address) for change in plan.changes if change.drifted),
-        "refusals": [asdict(refusal) for refusal in refusals(plan, limits)],
-        "notes": [*plan.unfit, *plan.notes],
+        "refusals": [asdict(refusal) for refusal in (*(_unfit(said) for said in plan.unfit), *refusals(plan, limits))],
+        "notes": list(plan.notes),
         "header": dict(sorted(plan.header.items())),
     }
+
+
+def _unfit(said: str) -> Refusal:
+    """What an apply says too, unless its caller takes it on."""
+    return Refusal("doctor.blocked", said, "apply --accept-blockers goes on all the same")
 
 
 def summary_document(plan: Plan) -> dict[str, Any]:

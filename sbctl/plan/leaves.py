@@ -24,7 +24,7 @@ LEAF_MAX_COUNT: Final = 500
 LEAF_MAX_CHARS: Final = 4096
 LEAF_MAX_ITEMS: Final = 200
 
-_ID_KEYS: Final = ("id", "name", "path", "filename")
+_ID_KEYS: Final = ("id", "name", "username", "path", "filename")
 _ENOUGH: Final = LEAF_MAX_COUNT + 1
 _NO_REASONS: Final[Mapping[str, str]] = {}
 
@@ -70,9 +70,9 @@ def _compared(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[
         for level in levels:
             path = tuple(level.path(output_format="list"))
             if kind.endswith("_added"):
-                yield from ((inner, None, value) for inner, value in _flat(path, level.t2))
+                yield from ((inner, None, value) for inner, value in _said(path, level.t2))
             elif kind.endswith("_removed"):
-                yield from ((inner, value, None) for inner, value in _flat(path, level.t1))
+                yield from ((inner, value, None) for inner, value in _said(path, level.t1))
             else:
                 yield path, level.t1, level.t2
 
@@ -159,6 +159,12 @@ def _flat(path: _Path, value: Any) -> Iterator[tuple[_Path, Any]]:
             yield from _flat((*path, index), item)
     else:
         yield path, value
+
+
+def _said(path: _Path, branch: Any) -> list[tuple[_Path, Any]]:
+    """The values of a branch that comes or goes, without those that say nothing; all of them when none says anything."""
+    values = list(islice(_flat(path, branch), _ENOUGH))
+    return [(inner, value) for inner, value in values if value is not None] or values
 
 
 def _bounded(value: Any, depth: int = 0) -> Any:

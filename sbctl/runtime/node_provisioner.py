@@ -95,7 +95,10 @@ class NodeProvisioner:
         wish = EngineWish(policy.launch, policy.version, policy.path, policy.acceleration)
         found = self.driver(policy.engine).detect(wish, self._site())
         if found.build is None:
-            raise EngineError("engine_missing", found.reason, next_step=found.remedy or None)
+            remedy = found.remedy or None
+            if self._by_hand and found.state == "acquirable":
+                remedy = "put llama-server on PATH or name its path (launch: binary): a runtime that was started by hand installs no engine"
+            raise EngineError("engine_missing", found.reason, next_step=remedy)
         for note in found.build.notes:
             self._log.warning("engine not as tried", note=note)
         if seen is not None:

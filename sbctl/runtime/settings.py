@@ -70,7 +70,12 @@ def load_settings(paths: NodePaths, by_hand: Path | None) -> Settings:
     """Raises InputError `file.*`, `json.*`, `runtime.config_invalid`."""
     path = by_hand or paths.runtime_config
     data = read_bounded(path, max_bytes=_FILE_MAX_BYTES)
-    document = strict_json.loads(data, max_bytes=_FILE_MAX_BYTES)
+    try:
+        document = strict_json.loads(data, max_bytes=_FILE_MAX_BYTES)
+    except InputError as error:
+        raise InputError(
+            error.code, error.message, place=str(path), next_step="correct the file, or write it anew"
+        ) from None
     try:
         if by_hand is None:
             config = RuntimeConfig.model_validate_json(json.dumps(document))

@@ -29,17 +29,19 @@ def audit_body(rows: Sequence[AuditRow], errors: Sequence[PlaceError]) -> dict[s
 
 
 def audit_text(rows: Sequence[AuditRow]) -> RenderableType:
-    return Group(*(_line(row) for row in rows))
+    return Group(*(line for row in rows for line in _lines(row)))
 
 
-def _line(row: AuditRow) -> Text:
+def _lines(row: AuditRow) -> tuple[Text, ...]:
     found = row.answer
     entries = plural(found.entries, "entry", "entries")
     if found.broken_at is not None:
         held = f"; the {entries} before it hold" if found.entries else ""
-        return Text(safe(f"{row.host}: the chain is broken at {found.broken_at}: {found.why}{held}"), style="bold red")
+        return (
+            Text(safe(f"{row.host}: the chain is broken at {found.broken_at}: {found.why}{held}"), style="bold red"),
+        )
     if not found.entries:
-        return Text(safe(f"{row.host}: nothing was changed yet"))
-    head = f"head {found.entries}:{found.head}"
+        return (Text(safe(f"{row.host}: nothing was changed yet")),)
     kept = f", the first {found.trimmed} old and not kept" if found.trimmed else ""
-    return Text(safe(f"{row.host}: {entries} hold{kept}, the last of {found.last_at}; {head}"))
+    whole = Text(safe(f"{row.host}: {entries} hold{kept}, the last of {found.last_at}"))
+    return whole, Text(safe(f"  --head {found.entries}:{found.head}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,6 +18,8 @@ __all__ = ["Cell", "Column", "cell_text", "render_fields", "render_rows"]
 
 Cell = str | int | float | bool | datetime | None
 """What a row may hold; None is shown as `-`."""
+
+_WHOLE_NAME_MAX_CHARS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,11 @@ def render_rows(columns: Sequence[Column | str], rows: Iterable[Sequence[Cell]],
         return Text(safe(empty))
     heads = [Column(column) if isinstance(column, str) else column for column in columns]
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for head in heads:
-        table.add_column(Text(safe(head.title.upper())), justify=head.align, overflow="fold")
+    # A name in the first column is one to copy: the others give way first.
+    whole = max(len(cell_text(row[0])) for row in listed) <= _WHOLE_NAME_MAX_CHARS
+    for index, head in enumerate(heads):
+        keeps = whole and index == 0
+        table.add_column(Text(safe(head.title.upper())), justify=head.align, overflow="fold", no_wrap=keeps)
     for row in listed:
         table.add_row(*(_cell(head, value) for head, value in zip(heads, row, strict=True)))
     return table

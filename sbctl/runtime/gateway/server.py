@@ -111,6 +111,8 @@ class GatewayServer:
 
         Requests that arrive meanwhile are answered: a caller that keeps its connection cannot know that we end before an answer says so.
         """
+        if self._server is None:
+            return
         end_s = self._loop.time() + deadline_s
         # What was accepted a moment ago is not among the connections yet.
         await asyncio.sleep(_POLL_S)

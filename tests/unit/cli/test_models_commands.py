@@ -216,6 +216,18 @@ def test_without_a_runtime_here_it_says_where_to_ask(
     assert "host.unknown" in capsys.readouterr().err
 
 
+def test_a_runtime_that_was_started_by_hand_is_not_said_to_be_missing(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    socket = site.root / "node" / "state" / "control.sock"
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+    assert main(["models", "ps", "-f", str(site.file)]) == 1
+    said = capsys.readouterr().err
+    assert "started by hand" in said
+    assert str(socket) in said
+
+
 @pytest.mark.parametrize("head", ["x", "1", "1:abc", "-1:" + "0" * 64, "9" * 40 + ":" + "0" * 64])
 def test_a_head_is_a_number_and_a_digest(site: Site, capsys: pytest.CaptureFixture[str], head: str) -> None:
     assert main(["audit", "verify", "-f", str(site.file), "--head", head]) == 64

@@ -277,6 +277,16 @@ def test_accepted_restrictions_are_notes(load_text: Load, entry: str) -> None:
     assert any(note.message == "origins.*.policies is kept, and not managed by sbctl" for note in load_text(text).notes)
 
 
+@pytest.mark.parametrize(
+    ("routing", "words"),
+    [("fallback", 'did you mean "fallback_chain"'), ("round_robin", "with routing: fallback_chain it stands in")],
+)
+def test_a_chain_that_is_none_is_said(load_text: Load, routing: str, words: str) -> None:
+    other = "{name: other, base_url: 'https://api.example.com/v1', models: [chat]}"
+    text = origins(ai(f"{managed()}, {other}", f", routing: {routing}"))
+    assert any(words in note.message for note in load_text(text).notes)
+
+
 def test_each_kind_of_foreign_block_is_named_once(load_text: Load) -> None:
     text = origins(ai(managed()) + "    cors: {}\n" + ai(managed(), name="g") + "    cors: {}\n")
     assert [note.message for note in load_text(text).notes].count(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from sbctl.base.errors import InputError
 from sbctl.runtime.gateway.chunked import ChunkedBody
 from sbctl.runtime.gateway.head import RequestHead, read_head
+from sbctl.runtime.gateway.server import GatewayServer
 
 CORPUS = Path(__file__).resolve().parents[2] / "fuzz" / "corpus" / "http"
 
@@ -217,3 +219,10 @@ def test_a_head_has_no_way_to_an_engine() -> None:
     written = request_head("POST", "/v1/embeddings", 3, "application/json", "r1")
     assert written.count(b"\r\n") == 6
     assert read_head(written).path == "/v1/embeddings"
+
+
+async def test_a_server_that_never_began_has_nobody_to_see_off() -> None:
+    server = GatewayServer(cast("Any", None))
+    server.refuse_new()
+    await server.see_off(30.0)
+    await server.close()

@@ -97,6 +97,13 @@ def test_refusals_and_blocks_are_part_of_the_document() -> None:
     assert document.summary.blocked == 1
 
 
+def test_a_host_that_cannot_hold_its_models_is_a_refusal_and_no_note() -> None:
+    document = document_of(replace(a_plan(), unfit=("local cannot hold chat",)))
+    assert [(one.code, one.message) for one in document.refusals] == [("doctor.blocked", "local cannot hold chat")]
+    assert not document.applyable
+    assert "local cannot hold chat" not in document.notes
+
+
 @pytest.mark.parametrize(
     ("edit", "code"),
     [

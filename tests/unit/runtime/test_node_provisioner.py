@@ -12,13 +12,15 @@ from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.error_kinds import ERROR_KINDS, error_kind
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.pull import pull
-from sbctl.base.errors import ArtifactError, SbctlError
+from sbctl.base.errors import ArtifactError, EngineError, SbctlError
+from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
 from sbctl.node.paths import NodePaths
 from sbctl.node.records import EventKind
 from sbctl.runtime.node_provisioner import NodeProvisioner
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.pull_process import Fetched
 from sbctl.runtime.weight_metrics import WeightMetrics
+from sbctl.trust.bundle import EnginePolicy
 from tests.simulators.runtime_world import Operator, content, member, weights
 
 
@@ -119,6 +121,22 @@ async def test_damage_that_a_start_finds_is_told_and_repaired(tmp_path: Path, mo
     path.write_bytes(good[:-1] + b"x")
     assert (await world.prepare(facts)).read_bytes() == good
     assert EventKind.WEIGHTS_QUARANTINED in world.heard.kinds
+
+
+@pytest.mark.parametrize(("by_hand", "words"), [(False, "sbctl apply"), (True, "launch: binary")])
+async def test_an_engine_that_is_missing_is_said_with_who_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_hand: bool, words: str
+) -> None:
+    check_engine = NodeProvisioner.check_engine
+    provisioner = World(tmp_path, monkeypatch, by_hand=by_hand).provisioner
+    wheel = member(weights(tmp_path, "tiny"), "/opt/llama-server")
+    wheel = wheel.model_copy(
+        update={"engine": EnginePolicy(engine="llama_cpp", launch="wheel", version=LLAMA_CPP_WHEEL_DEFAULT)}
+    )
+    with pytest.raises(EngineError) as missing:
+        await check_engine(provisioner, wheel)
+    assert missing.value.code == "engine_missing"
+    assert words in (missing.value.next_step or "")
 
 
 def test_every_error_has_one_of_the_kinds() -> None:

@@ -78,6 +78,10 @@ def test_a_file_by_hand_carries_runtime_and_content(
     file.write_text(json.dumps({"runtime": {"lineage": LINEAGE, "host": "local"}, "more": 1}))
     with pytest.raises(SbctlError, match="more"):
         load_settings(paths, file)
+    file.write_text("{")
+    with pytest.raises(SbctlError) as refused:
+        load_settings(paths, file)
+    assert (refused.value.code, refused.value.place) == ("json.invalid", str(file))
 
 
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ def test_a_narrow_terminal_folds_cells_instead_of_cutting_them() -> None:
     assert "".join("".join(lines[1:]).split()) == "x" + "abcdefghij" * 4
 
 
+def test_a_name_stays_in_one_piece_where_the_others_can_give_way() -> None:
+    lines = shown(render_rows(["model", "where"], [("llama-3.1-8b-instruct", "abcdefghij " * 4)], empty=""), width=40)
+    assert lines[1].startswith("llama-3.1-8b-instruct")
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
