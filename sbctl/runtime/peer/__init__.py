@@ -6,7 +6,7 @@
     dispatch    attempts, failover, cold starts                    client      kept connections to workers, and what they refuse with
     worker's side
     listener    the port, connections, revoked peers               worker      who asks, whether it counts, and the way to an engine
-    replay      no dispatch twice
+    replay      no dispatch twice                                  assigned    what runs here, by the numbers of the cluster
     both
     identity    certificate, CA and revocations, swapped at once   envelope    what is signed, and what is checked of it
     framing     the body on the wire                               codes       refusals: status, and whether somebody else is asked

@@ -1,0 +1,39 @@
+"""Generations of a host by the numbers of its cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sbctl.base.errors import RefusedError
+from sbctl.runtime.generation import AssignedAs
+from sbctl.runtime.peer.assigned import RuntimeAssigned
+
+
+@pytest.mark.parametrize(
+    ("deployment", "generation", "code", "told"),
+    [
+        ("q", 7, None, None),
+        ("q", 6, "stale_deployment_generation", 7),
+        ("q", 8, "stale_deployment_generation", 7),
+        ("own", 1, None, None),
+        ("own", 7, "stale_deployment_generation", 1),
+        ("none", 1, "deployment_not_assigned", None),
+    ],
+)
+def test_a_dispatch_reaches_what_the_cluster_assigned(
+    deployment: str, generation: int, code: str | None, told: int | None
+) -> None:
+    running = {
+        "q": SimpleNamespace(assigned=AssignedAs(7, (0,)), number=4),
+        "own": SimpleNamespace(assigned=None, number=1),
+    }
+    assigned = RuntimeAssigned(cast("Any", SimpleNamespace(generations=running)))
+    if code is None:
+        assert assigned.serving(deployment, generation) is cast("Any", running[deployment])
+        return
+    with pytest.raises(RefusedError) as caught:
+        assigned.serving(deployment, generation)
+    assert (caught.value.code, caught.value.detail.get("generation")) == (code, told)
