@@ -11,6 +11,8 @@ from typing import Final
 
 from sbctl.base import errors
 from sbctl.base.errors import HTTP_STATUS, ExitCode, SbctlError
+from sbctl.node.messages import Method
+from sbctl.node.records import EventKind
 from sbctl.runtime.peer.codes import REFUSALS
 
 HTTP_SENTENCES: Final = {
@@ -85,7 +87,7 @@ NOT_CODES: Final = re.compile(
     r"|(?:key|state|host|cluster|cluster\.token)\."
     r"(?:list|show|history|init|status|rotate|revoke|drain|resume|forget|exec|facts|trust|enroll)"
     r"|artifact\.(?:catalog_digest|license|revision|source)|action\.type|llama\.cpp|sbctl\..*"
-    r"|tokenizer\.model|fuse\.[a-z]+|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub|pem|procs)"
+    r"|tokenizer\.model|nats\.(?:conf|pid)|fuse\.[a-z]+|[a-z]+\.(?:json|db|md|lock|log|txt|py|sock|yml|key|pub|pem|procs|pkl)"
 )
 """Dotted texts that are methods, events, commands, paths of leaves or file names."""
 
@@ -154,6 +156,8 @@ def _text(node: ast.expr | None) -> str:
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    if isinstance(node, ast.Subscript):
+        return _text(node.value)
     if isinstance(node, ast.BinOp):
         return f"{_text(node.left) or '…'}{_text(node.right) or '…'}"
     if isinstance(node, ast.IfExp):
@@ -223,7 +227,9 @@ def _of_tuple(node: ast.Tuple) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _found() -> Iterator[tuple[str, str, str, str]]:
-    for _path, module in _sources():
+    for path, module in _sources():
+        if path.parent.name == "placement":
+            continue  # what keeps a replica from a node is no error
         seen: set[int] = set()
         functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         constants = _constants(module)
@@ -269,7 +275,8 @@ def http_codes() -> dict[str, tuple[int, str]]:
 
 
 def dotted_strings() -> dict[str, str]:
-    """Every text of the source that looks like a code → the file it stands in."""
+    """Every text of the source that looks like a code → the file it stands in. Methods of nodes and kinds of events are none."""
+    others = {*Method, *EventKind}
     return {
         node.value: path.relative_to(ROOT).as_posix()
         for path, module in _sources()
@@ -278,5 +285,6 @@ def dotted_strings() -> dict[str, str]:
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and _DOTTED.fullmatch(node.value)
+        and node.value not in others
         and not NOT_CODES.fullmatch(node.value)
     }
