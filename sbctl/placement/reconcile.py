@@ -155,14 +155,15 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
         strangers = [place for place in strangers if place not in numbered and place not in foreign]
     helds += [Held(place) for place in strangers]
     rollout = prior.rollout if prior and same else None
+    unended = _unended(name, helds, sight)
     wish = Wish(
         demand,
         generation,
         prior=tuple(targets),
         running=frozenset(p for p in targets if p in own or p in becoming or sight.is_live(name, p)),
-        held=_unended(name, helds, sight),
+        held=unended,
         fallback=prior.fallback if prior else (),
-        is_settled=rollout is not None and rollout.phase == "stable" and not (prior and prior.held),
+        is_settled=rollout is not None and rollout.phase == "stable" and not unended,
         takes_over=bool(own),
         is_under_way=rollout is None or rollout.phase not in _STUCK,
         keeps_only=restored,

@@ -56,11 +56,13 @@ def order_of(wish: Wish) -> tuple[bool, int, int, str]:
 
 
 def free_slots(wish: Wish, placed: Placed) -> list[int]:
-    """Numbers for replicas that are new: first those of the places that they replace."""
+    """Numbers for replicas that are new: first those of the places that they replace, unless an engine of that number and generation is still on
+    its way out, and the new one does not wait for it."""
     count = wish.demand.replicas
     used = {place.slot for place in placed.places}
     left = () if wish.takes_over else placed.displaced
-    free = [slot for slot in sorted({place.slot for place in left}) if slot not in used]
     going = {held.place.slot for held in wish.held if held.place.generation == wish.generation}
+    taken = used if wish.is_exclusive else used | going
+    free = [slot for slot in sorted({place.slot for place in left}) if slot not in taken]
     unused = [slot for slot in range(count + len(used) + len(going)) if slot not in used | going | set(free)]
     return [*free, *unused][:count]

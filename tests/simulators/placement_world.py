@@ -163,6 +163,8 @@ class PlacementWorld:
             offered=offered,
         )
         for name, told in assignments(self.plan, self.view).items():
+            slots = [(part.deployment, part.generation, place.slot) for part in told for place in part.places]
+            assert len(slots) == len(set(slots)), f"{name} is told one replica twice: {told}"
             if name in self.workers:
                 self.workers[name].told.append((self.mark, told))
         return self.plan

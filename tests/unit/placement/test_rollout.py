@@ -377,3 +377,23 @@ def test_what_never_served_makes_room_for_what_takes_its_place() -> None:
     assert world.evaluate().deployments["a"].rollout.phase == "making_room"
     world.settle(5)
     assert [place.variant for _, place in world.live("a")] == ["v2"]
+
+
+def test_a_replica_that_comes_back_to_a_node_before_it_has_left_it_is_another_one() -> None:
+    world = _world(nodes=2, replicas=1)
+    first = world.plan.deployments["a"].target[0].node_id
+    second = ({"n0", "n1"} - {first}).pop()
+    world.evacuate(first, begin=True)
+    world.evaluate()
+    world.work(second)
+    assert [held.draining for held in world.evaluate().deployments["a"].held] == [True]
+    world.evacuate(first, begin=False)
+    world.evacuate(second, begin=True)
+    placed = world.evaluate().deployments["a"]
+    assert [(place.node_id, place.slot) for place in placed.target] == [(first, 1)]
+    assert [(held.place.node_id, held.place.slot, held.draining) for held in placed.held] == [
+        (first, 0, True),
+        (second, 0, False),
+    ]
+    world.settle()
+    assert len(world.live("a")) == world.serving("a") == 1
