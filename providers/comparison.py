@@ -157,11 +157,30 @@ class Comparison:
             return self.forgotten(UNMANAGED)
         return self.change("no-op", UNMANAGED)
 
-    def kept_for_api(self) -> Change | None:
-        """For an engine or weights that sb.yml does not name any more: what the admin API serves may need them. None where sb.yml decides."""
-        if self.desired is not None or self.context.mode == "destroy" or not self.is_admin_managed:
+    def kept_for_others(self) -> Change | None:
+        """For an engine or weights that sb.yml does not name any more: what the admin API, or the cluster, runs may need them. None where
+        sb.yml decides."""
+        if self.desired is not None or self.context.mode == "destroy":
             return None
-        return self.change("no-op", "kept: what the admin API of its host serves may need it")
+        if self.is_cluster_node:
+            return self.change("no-op", "kept: what the cluster still runs here may need it")
+        return (
+            self.change("no-op", "kept: what the admin API of its host serves may need it")
+            if self.is_admin_managed
+            else None
+        )
+
+    @property
+    def is_cluster_node(self) -> bool:
+        """Whether the host goes on as a node of a cluster, which says what it runs."""
+        runtime = self.context.desired_specs.get(Address("runtime", self.address.scope))
+        return runtime is not None and runtime["config"].get("cluster") is not None
+
+    def left_to_cluster(self, reason: str) -> Change | None:
+        """For what sb.yml does not want on a host any more because a cluster took over: the state lets go of it. None on other hosts."""
+        if self.desired is not None or self.context.mode == "destroy" or not self.is_cluster_node:
+            return None
+        return self.forgotten(reason)
 
     @property
     def is_admin_managed(self) -> bool:

@@ -11,18 +11,37 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from providers.comparison import Comparison
 from providers.engine_policy import engine_policy
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
 from sbctl.base.field_types import byte_size
 from sbctl.base.ids import Address
 from sbctl.config.compiled import CompiledDeployment, CompiledExternal, CompiledOrigin, CompiledStandIn
+from sbctl.plan.model import Change
 from sbctl.trust.bundle import AdapterMember, DeploymentMember, ExternalMember, LocalStandIn, OriginMember, StandIn
+from sbctl.trust.cluster_bundle import ClusterDeployment, VariantOption
 
-__all__ = ["MemberCompiler", "artifact_name", "facts_dump", "stands_on"]
+__all__ = ["MemberCompiler", "artifact_name", "facts_dump", "is_cluster_member", "stands_on", "superseded"]
 
 Member = tuple[dict[str, Any], str]
 """A spec and its fingerprint."""
+
+
+def is_cluster_member(spec: Mapping[str, Any]) -> bool:
+    """Whether a deployment's spec is one of a cluster."""
+    return "alternatives" in spec
+
+
+def superseded(comparison: Comparison) -> Change | None:
+    """For a member, or a bundle, that its host had for itself before it became a node of a cluster: nothing is asked of the host, which serves
+    on until the cluster tells it otherwise. None for anything else that goes."""
+    bundle = comparison.address if comparison.address.kind == "bundle" else comparison.subject.member_of
+    if bundle in comparison.context.desired_specs:
+        return None
+    return comparison.left_to_cluster(
+        "the cluster's bundle takes its place; what runs stays until it is assigned elsewhere"
+    )
 
 
 def facts_dump(facts: ArtifactFacts) -> tuple[str, dict[str, Any]]:
@@ -73,6 +92,10 @@ class MemberCompiler:
             self._held.append(deployment)
         return member
 
+    def of_cluster(self, deployment: CompiledDeployment) -> Member:
+        """The same deployment as a cluster's bundle has it. Raises as `deployment`."""
+        return _member(_cluster_member(deployment).model_dump_json())
+
     def origin(self, origin: CompiledOrigin) -> Member:
         member = self._origins.get(id(origin))
         if member is None:
@@ -113,6 +136,29 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
             AdapterMember(artifact=_named(adapter.artifact), scale=adapter.scale) for adapter in deployment.adapters
         ),
         extra_args=tuple(model.extra_args),
+    )
+
+
+def _cluster_member(deployment: CompiledDeployment) -> ClusterDeployment:
+    member, model = _deployment_member(deployment), deployment.model
+    alternatives = tuple(
+        VariantOption(
+            variant=one.artifact.variant,
+            artifact=_named(one.artifact),
+            engine=member.engine,
+            context_length=one.context_length,
+            memory_bytes=member.memory_bytes,
+            shape=one.shape,
+        )
+        for one in deployment.alternatives
+    )
+    return ClusterDeployment(
+        **{name: getattr(member, name) for name in DeploymentMember.model_fields},
+        required_labels=dict(model.required_labels),
+        spread_by=tuple(model.spread_by),
+        tensor_parallel=model.tensor_parallel,
+        alternatives=alternatives,
+        shape=deployment.shape,
     )
 
 

@@ -28,7 +28,7 @@ from sbctl.node.lease import LeaseClaim
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Change, Desired, DiffContext, Observed, Recorded, Step
 
-__all__ = ["NodeSession", "PerformContext", "Progress", "Provider", "Services"]
+__all__ = ["NodeSession", "PerformContext", "Progress", "Provider", "Services", "SignedOnce"]
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes (or units) done and in total, None when unknown."""
@@ -70,6 +70,14 @@ class NodeSession(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SignedOnce:
+    """A signed document with its number."""
+
+    revision: int
+    envelope: str
+
+
 class Services(Protocol):
     """What a step may need from the operator's machine."""
 
@@ -101,6 +109,11 @@ class Services(Protocol):
 
     def next_revision(self, scope: str) -> int:
         """Allocate the next bundle revision of a scope, durably, under the state lock."""
+        ...
+
+    def signed_once(self, key: str, *, above: int, sign: Callable[[], SignedOnce]) -> SignedOnce:
+        """What `sign` made for this key earlier in this run, when its revision is above `above`; else what it makes now. So several hosts that
+        take one document get the same, under one number."""
         ...
 
     def issue_identity(

@@ -30,7 +30,8 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if observed.status == "unreachable":
         return comparison.unreachable()
     if desired is None:
-        return comparison.kept_for_api() or comparison.held_by_others() or _removed(comparison)
+        gone = comparison.left_to_cluster("the host's cache keeps it until it needs the room: sbctl models prune")
+        return gone or comparison.kept_for_others() or comparison.held_by_others() or _removed(comparison)
     return _wanted(comparison, desired)
 
 

@@ -20,7 +20,7 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
     fingerprints: dict[tuple[str, str, bool], tuple[dict[str, Any], str]] = {}
     for host in config.hosts.values():
         after = frozenset({Address("runtime", host.name)})
-        for name, (artifact, deployment, fetched) in _needed(host).items():
+        for name, (artifact, deployment, fetched) in _needed(host, placed=config.cluster is not None).items():
             facts_text, facts = facts_dump(artifact)
             key = (facts_text, deployment.delivery, fetched)
             if key not in fingerprints:
@@ -33,12 +33,15 @@ def desired(config: CompiledConfig) -> Iterator[Desired]:
             )
 
 
-def _needed(host: CompiledHost) -> Mapping[str, tuple[ArtifactFacts, CompiledDeployment, bool]]:
-    """By name; fetched before the bundle as soon as one of the deployments asks for it."""
+def _needed(host: CompiledHost, *, placed: bool) -> Mapping[str, tuple[ArtifactFacts, CompiledDeployment, bool]]:
+    """By name; fetched before the bundle as soon as one of the deployments asks for it.
+
+    `placed`: a cluster decides which workers run it, and they fetch it then; what they cannot fetch is sent to all that may run it.
+    """
     needed: dict[str, tuple[ArtifactFacts, CompiledDeployment, bool]] = {}
     for deployment in host.deployments.values():
         model = deployment.model
-        fetched = model.pull == "on_boot" or model.warm or deployment.delivery == "push"
+        fetched = deployment.delivery == "push" or (not placed and (model.pull == "on_boot" or model.warm))
         for artifact in deployment.artifacts:
             name = artifact_name({"model": artifact.model, "variant": artifact.variant})
             facts, first, earlier = needed.get(name, (artifact, deployment, False))

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from providers.bundle.cluster import held_by, is_cluster
+from providers.bundle.numbering import next_revision, refuse_too_large
+from providers.bundle.publishing import publish
 from providers.bundle.spec import content_of, digest_of
 from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json
-from sbctl.base.errors import HostError, RefusedError, StalePlanError
-from sbctl.base.limits import BUNDLE_MAX_BYTES, SNAPSHOT_DEADLINE_S
+from sbctl.base.errors import HostError, StalePlanError
+from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import BundleApply, DeploymentAction, Method
-from sbctl.node.snapshot import BundleState
+from sbctl.node.snapshot import BundleState, NodeSnapshot
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext, Services
 from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, BundleContent, BundlePayload
 
 __all__ = ["perform", "record"]
 
-_REVISIONS_SKIPPED_MAX: Final = 10_000
-
 
 def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
     match step.method:
-        case Method.BUNDLE_APPLY:
+        case Method.BUNDLE_APPLY | Method.CLUSTER_PUBLISH:
             return _apply(step, context)
         case Method.SNAPSHOT:
             return _take_note(_desired(context), _held(context, expected=True))
@@ -47,7 +48,8 @@ def _desired(context: PerformContext) -> Desired:
 def _held(context: PerformContext, *, expected: bool) -> BundleState | None:
     """Raises HostError `runtime.not_healthy` where a bundle is expected of a runtime that cannot tell."""
     snapshot = context.node.snapshot(SNAPSHOT_DEADLINE_S)
-    if expected and snapshot.bundle is None and not snapshot.runtime.healthy:
+    spec = _desired(context).spec
+    if expected and held_by(snapshot, spec) is None and not _tells(snapshot, spec):
         raise HostError(
             "runtime.not_healthy",
             "the runtime does not answer, so it cannot be said which bundle it holds",
@@ -55,7 +57,11 @@ def _held(context: PerformContext, *, expected: bool) -> BundleState | None:
             next_step="run the command again: it reads the host first and starts the runtime where it is down",
             retryable=True,
         )
-    return snapshot.bundle
+    return held_by(snapshot, spec)
+
+
+def _tells(snapshot: NodeSnapshot, spec: Mapping[str, Any]) -> bool:
+    return snapshot.runtime.healthy and (not is_cluster(spec) or snapshot.cluster is not None)
 
 
 def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
@@ -73,14 +79,12 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
             raise _changed(desired, planned, held_revision)
     elif held is None and planned is not None:
         raise _changed(desired, planned, None)
-    payload = _payload(desired, _revision(context.services, step.params["scope"], held_revision or 0), context.services)
+    if is_cluster(desired.spec):
+        return publish(step, context, desired, held_revision)
+    revision = next_revision(context.services, step.params["scope"], held_revision or 0)
+    payload = _payload(desired, revision, context.services)
     envelope = context.services.sign(BUNDLE_PAYLOAD_TYPE, canonical_json(payload.model_dump(mode="json")))
-    if len(envelope) > BUNDLE_MAX_BYTES:
-        raise RefusedError(
-            "bundle.too_large",
-            f"the bundle of {desired.host} has {len(envelope)} bytes; a runtime takes {BUNDLE_MAX_BYTES}",
-            next_step="spread its deployments over more hosts",
-        )
+    refuse_too_large(envelope, f"the bundle of {desired.host}")
     request = BundleApply(envelope=envelope, expected_revision=held_revision)
     answer = _call(step, context, request.model_dump(mode="json"))
     return {
@@ -109,19 +113,6 @@ def _changed(desired: Desired, planned: int | None, found: int | None) -> StaleP
         f"the plan was made from revision {planned or 'none'}, and {desired.host} holds {found or 'none'} now",
         place=str(desired.address),
         next_step="plan again",
-    )
-
-
-def _revision(services: Services, scope: str, above: int) -> int:
-    """The next revision that the node can accept. A state older than the host catches up by skipping numbers."""
-    for _ in range(_REVISIONS_SKIPPED_MAX):
-        revision = services.next_revision(scope)
-        if revision > above:
-            return revision
-    raise RefusedError(
-        "bundle.revision_far_ahead",
-        f"the host holds revision {above}, more than {_REVISIONS_SKIPPED_MAX} ahead of the state",
-        next_step="restore the state that belongs to this fleet, or raise the key epoch (sbctl key add)",
     )
 
 

@@ -6,11 +6,14 @@ does hold it and only the state does not know (an answer was lost, the state is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from providers.bundle.cluster import held_by, is_cluster, of_another_kind, scope_of
+from providers.bundle.observe import facts_of
 from providers.bundle.spec import digest_of, own_fields_for_reader
 from providers.comparison import Call, Comparison, gone_leaves, new_leaves, transfer_deadline_s, worst_downtime
+from providers.members import superseded
 from sbctl.base.limits import ENGINE_READY_DEADLINE_S, NODE_CALL_DEADLINE_S
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
@@ -20,6 +23,8 @@ from sbctl.plan.model import Action, Change, DiffContext, Leaf, Observed
 
 __all__ = ["diff"]
 
+_PUBLISH_WAIT_S: Final = 3 * ENGINE_READY_DEADLINE_S
+"""For the nodes of a cluster: weights come, engines start, what they replace ends. They go on after it."""
 _SETTLED: Final = ("no-op", "unreachable")
 
 
@@ -54,7 +59,22 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if observed.status == "unreachable":
         return comparison.unreachable()
     if desired is None:
-        return comparison.held_by_others() or _cleared(comparison)
+        return comparison.held_by_others() or superseded(comparison) or _cleared(comparison)
+    change = _wanted(_of_its_kind(comparison, desired), desired)
+    return replace(change, decisive=observed.decisive, is_fleet_wide=is_cluster(desired.spec))
+
+
+def _of_its_kind(comparison: Comparison, desired: Desired) -> Comparison:
+    """A bundle of a host and one of its cluster are different documents under one address: each is compared with what is of its kind alone."""
+    recorded = comparison.recorded
+    held = facts_of(held_by(comparison.snapshot, desired.spec))
+    if recorded is not None and of_another_kind(recorded.spec, desired.spec):
+        recorded = None
+    return replace(comparison, recorded=recorded, observed=replace(comparison.observed, decisive=held))
+
+
+def _wanted(comparison: Comparison, desired: Desired) -> Change:
+    context = comparison.context
     situation = _situation(comparison, desired)
     members_settled = all(change.action in _SETTLED for change in context.member_changes)
     asked = situation.changed or situation.lost or situation.foreign or situation.stopped or situation.replaced
@@ -69,8 +89,13 @@ def _situation(comparison: Comparison, desired: Desired) -> _Situation:
     changed = recorded is None or recorded.fingerprint != desired.fingerprint
     wanted = digest_of(desired.spec) if changed or known is None else known
     holds = held["content_digest"] == wanted and held["key_epoch"] == desired.spec["key_epoch"]
-    served = {state.deployment: state for state in snapshot.deployments}
+    joined = is_cluster(desired.spec)
+    states = () if joined else snapshot.deployments
+    served = {state.deployment: state.stopped_by for state in states}
     up = comparison.bootstrapped and snapshot.runtime.healthy
+    if joined:
+        up = up and snapshot.cluster is not None
+        served = dict.fromkeys(snapshot.cluster.members if snapshot.cluster is not None else ())
     revision = recorded.record.get("revision") if recorded is not None else None
     decided = () if comparison.is_admin_managed else tuple(desired.spec["deployments"])
     return _Situation(
@@ -81,7 +106,7 @@ def _situation(comparison: Comparison, desired: Desired) -> _Situation:
         foreign=held["revision"] is not None
         and (revision not in (None, held["revision"]) or known not in (None, held["content_digest"])),
         changed=changed,
-        stopped=tuple(name for name in decided if name in served and served[name].stopped_by == "operator"),
+        stopped=tuple(name for name in decided if served.get(name) == "operator"),
         replaced=tuple(
             change.address.name or ""
             for change in comparison.context.member_changes
@@ -140,10 +165,13 @@ def _revision_leaf(comparison: Comparison) -> tuple[Leaf, ...]:
 
 
 def _reason(comparison: Comparison, situation: _Situation) -> str:
+    joined = comparison.desired is not None and is_cluster(comparison.desired.spec)
     if comparison.context.replace:
         return "asked for by --replace"
     if comparison.recorded is None:
-        return "the state takes note of it" if not situation.sends else "the first bundle of this host"
+        if not situation.sends:
+            return "the state takes note of it"
+        return "the first bundle of its cluster" if joined else "the first bundle of this host"
     if situation.lost:
         return "the runtime has no bundle any more" if comparison.bootstrapped else "the runtime is gone from the host"
     if situation.changed:
@@ -170,11 +198,11 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
 def _calls(comparison: Comparison, desired: Desired, situation: _Situation, *, sends: bool) -> list[Call]:
     held = comparison.observed.decisive["revision"]
     calls: list[Call] = []
-    if comparison.context.replace and held is not None:
+    if comparison.context.replace and held is not None and not is_cluster(desired.spec):
         calls.append(_clear(comparison))
         held = None
     if sends:
-        calls.append(_send(desired, held))
+        calls.append(_publish(desired, held) if is_cluster(desired.spec) else _send(desired, held))
     elif situation.changed or situation.foreign:
         calls.append(Call(Method.SNAPSHOT, {}, f"take note of revision {held}"))
     calls.extend(_act(desired, name, "stop") for name in situation.replaced)
@@ -190,6 +218,18 @@ def _send(desired: Desired, held_revision: int | None) -> Call:
         f"apply bundle to {desired.host}",
         retry="read_first",
         deadline_s=NODE_CALL_DEADLINE_S + count * (ENGINE_READY_DEADLINE_S + NODE_CALL_DEADLINE_S),
+    )
+
+
+def _publish(desired: Desired, held_revision: int | None) -> Call:
+    scope = scope_of(desired.spec, desired.address)
+    wait_s = _PUBLISH_WAIT_S if desired.spec["deployments"] else NODE_CALL_DEADLINE_S
+    return Call(
+        Method.CLUSTER_PUBLISH,
+        {"scope": scope, "expected_revision": held_revision, "wait_s": wait_s},
+        f"publish the bundle of cluster {scope} at {desired.host}",
+        retry="read_first",
+        deadline_s=wait_s + NODE_CALL_DEADLINE_S,
     )
 
 
@@ -212,6 +252,10 @@ def _clear(comparison: Comparison) -> Call:
 def _cleared(comparison: Comparison) -> Change:
     recorded = comparison.recorded
     assert recorded is not None
+    if is_cluster(recorded.spec):
+        return comparison.forgotten(
+            "the host is no authority of the cluster any more; nodes keep what they were assigned"
+        )
     runtime_stays = any(address.kind == "runtime" for address in comparison.context.desired_specs)
     up = comparison.bootstrapped and comparison.snapshot.runtime.healthy
     if not comparison.bootstrapped or (up and comparison.observed.status == "absent"):

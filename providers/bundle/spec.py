@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
+from providers.bundle import cluster
 from providers.members import MemberCompiler, stands_on
 from providers.resource import desired_resource
 from sbctl.base.digests import fingerprint
@@ -20,12 +21,15 @@ __all__ = ["content_of", "desired", "digest_of", "merged", "own_fields_for_reade
 
 _CONTENT: Final = ("deployments", "origins", "api_keys", "public")
 _CATALOG: Final = "catalog"
-_SIGNED_UNDER: Final = ("lineage", "key_epoch")
+_SIGNED_UNDER: Final = ("lineage", "key_epoch", cluster.CLUSTER)
 
 
 def desired(config: CompiledConfig) -> Iterator[Desired]:
     """A host that serves nothing has no bundle: its last one is cleared. What its admin API may add is not nothing."""
     compiler = MemberCompiler()
+    if config.cluster is not None:
+        yield from cluster.desired(config, config.cluster, compiler)
+        return
     known: dict[tuple[Any, ...], tuple[dict[str, Any], str]] = {}
     for host in config.hosts.values():
         if not host.deployments and not host.origins and host.model_host.authority != "admin_managed":
@@ -87,6 +91,7 @@ def own_fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
         "public": spec["public"],
         "open": bool(spec["public"] or not spec["api_keys"]),
         "key_epoch": spec["key_epoch"],
+        **({cluster.CLUSTER: spec[cluster.CLUSTER]} if cluster.is_cluster(spec) else {}),
         **({"catalog": _models_for_reader(spec[_CATALOG])} if _CATALOG in spec else {}),
     }
 
@@ -103,7 +108,7 @@ def merged(
 ) -> Mapping[str, Any]:
     """For --target: recorded members with the selected ones as desired. It is signed under today's epoch, or no node would take it."""
     spec = merge_member_maps(recorded_spec, desired_spec, selected_members, own_fields)
-    today = {} if desired_spec is None else {name: desired_spec[name] for name in _SIGNED_UNDER}
+    today = {} if desired_spec is None else _signed_under(desired_spec)
     return {**spec, **today}
 
 
@@ -115,4 +120,8 @@ def restored(snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any])
         for name, entry in snapshot_spec["api_keys"].items()
         if name in today
     }
-    return {**snapshot_spec, "api_keys": keys, **{name: recorded_spec[name] for name in _SIGNED_UNDER}}
+    return {**snapshot_spec, "api_keys": keys, **_signed_under(recorded_spec)}
+
+
+def _signed_under(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: spec[name] for name in _SIGNED_UNDER if name in spec}

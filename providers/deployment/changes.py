@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from providers.comparison import Comparison, Downtime, gone_leaves, new_leaves
+from providers.comparison import Blocked, Comparison, Downtime, gone_leaves, new_leaves
 from providers.deployment.spec import fields_for_reader
+from providers.members import is_cluster_member, superseded
 from sbctl.base.display import format_bytes, plural
 from sbctl.base.truths import Desired, Recorded
 from sbctl.plan.blast_radius import action_radius, routed_deployments
@@ -24,6 +25,13 @@ _ENGINE_FIELDS: Final = frozenset(
 """A change of one of these needs another engine process; the others change how requests are queued."""
 
 
+_NOT_HERE: Final = Blocked(
+    "cluster.no_replace",
+    "replicas of a cluster run on its workers, and this address is of the authority that publishes them",
+    "leave out --replace: sbctl models stop and sbctl models load restart a deployment where it runs",
+)
+
+
 def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed, context: DiffContext) -> Change:
     comparison = Comparison(desired, recorded, observed, context)
     if observed.status == "unreachable":
@@ -32,7 +40,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if unmanaged is not None:
         return unmanaged
     if desired is None:
-        return comparison.held_by_others() or _removed(comparison)
+        return comparison.held_by_others() or superseded(comparison) or _removed(comparison)
     if recorded is None:
         return _created(comparison, desired, "a new deployment", drifted=False)
     if _gone(observed):
@@ -62,6 +70,8 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
     if desired.fingerprint != recorded.fingerprint:
         leaves = leaf_changes(fields_for_reader(recorded.spec), fields_for_reader(desired.spec))
     replace = comparison.context.replace
+    if replace and is_cluster_member(desired.spec):
+        return comparison.change("replace", "asked for by --replace", blocked=_NOT_HERE)
     if desired.fingerprint == recorded.fingerprint and not drift and not replace:
         return comparison.unchanged()
     rollout = desired.spec["rollout"]
@@ -108,14 +118,17 @@ def _memory_bytes(spec: Mapping[str, Any]) -> int | None:
 
 
 def _memory_note(comparison: Comparison, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    if is_cluster_member(spec):
+        return ()
     needed = _memory_bytes(spec)
     free = comparison.snapshot.host.memory_available_bytes
     if needed is None or not free:
         return ()
     replicas = spec["replicas"]
     total = f" ({format_bytes(needed * replicas)} for {plural(replicas, 'replica')})" if replicas > 1 else ""
-    sentence = f"memory {format_bytes(needed)} a replica{total}; {format_bytes(free)} free on {comparison.subject.host}"
-    return (sentence,)
+    known = "the catalog's figure, which knows nothing of context or requests"
+    free_here = f"{format_bytes(free)} free on {comparison.subject.host}"
+    return (f"memory: {format_bytes(needed)} a replica{total}, {known}; {free_here}",)
 
 
 def _rollout_note(spec: Mapping[str, Any]) -> tuple[str, ...]:
@@ -127,7 +140,8 @@ def _rollout_note(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _warm_note(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("warm: apply returns once it has produced a token",) if spec["warm"] else ()
+    does = "produced a token" if spec["mode"] == "chat" else "answered"
+    return (f"warm: apply returns once it has {does}",) if spec["warm"] else ()
 
 
 def _removed(comparison: Comparison) -> Change:

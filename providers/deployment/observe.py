@@ -16,6 +16,8 @@ def interpret(snapshot: NodeSnapshot | None, address: Address) -> Observed:
         return UNREACHABLE
     if not (snapshot.bootstrapped and snapshot.runtime.healthy):
         return observation(snapshot, present=False, decisive={"known": False})
+    if snapshot.cluster is not None and snapshot.cluster.is_authority:
+        return _published(snapshot, address)
     state = next((state for state in snapshot.deployments if state.deployment == address.name), None)
     if state is None:
         return observation(snapshot, present=False, decisive={"known": True})
@@ -31,3 +33,13 @@ def interpret(snapshot: NodeSnapshot | None, address: Address) -> Observed:
         "last_error": state.last_error,
     }
     return observation(snapshot, present=True, decisive=decisive, informative=informative)
+
+
+def _published(snapshot: NodeSnapshot, address: Address) -> Observed:
+    """On an authority: what the cluster's bundle says under this id. What nodes made of it is status."""
+    assert snapshot.cluster is not None
+    digest = snapshot.cluster.members.get(address.name or "")
+    if digest is None:
+        return observation(snapshot, present=False, decisive={"known": True})
+    decisive = {"known": True, "content_digest": digest, "stopped_by_operator": False}
+    return observation(snapshot, present=True, decisive=decisive)

@@ -1,4 +1,4 @@
-"""Desired: each host's deployments, each as the bundle will say it."""
+"""Desired: each host's deployments, each as the bundle will say it; those of a cluster on its authorities, which publish them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ __all__ = ["desired", "fields_for_reader"]
 
 def desired(config: CompiledConfig) -> Iterator[Desired]:
     compiler = MemberCompiler()
+    if config.cluster is not None:
+        for authority in config.cluster.authorities:
+            for name, deployment in config.cluster.deployments.items():
+                spec, digest = compiler.of_cluster(deployment)
+                address, bundle = Address("deployment", authority, name), Address("bundle", authority)
+                host = config.hosts[authority]
+                yield desired_resource(config, host, address, spec, spec_fingerprint=digest, member_of=bundle)
+        return
     for host in config.hosts.values():
         bundle = Address("bundle", host.name)
         for name, deployment in host.deployments.items():
@@ -33,4 +41,10 @@ def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
         {"name": artifact_name(each["artifact"]), "content": each["artifact"]["artifact"][:12], "scale": each["scale"]}
         for each in spec.get("adapters", ())
     ]
-    return {**spec, "adapters": adapters, "artifact": {"content": facts["artifact"][:12], **artifact}}
+    shown = {**spec, "adapters": adapters, "artifact": {"content": facts["artifact"][:12], **artifact}}
+    if "alternatives" in spec:
+        shown["alternatives"] = [
+            {"variant": each["variant"], "content": each["artifact"]["artifact"][:12]} for each in spec["alternatives"]
+        ]
+        shown.pop("shape")
+    return shown

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from providers.comparison import Comparison, gone_leaves, new_leaves
+from providers.members import superseded
 from sbctl.base.field_types import is_loopback
 from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
@@ -25,7 +26,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if observed.status == "unreachable":
         return comparison.unreachable()
     if desired is None:
-        return comparison.held_by_others() or _removed(comparison)
+        return comparison.held_by_others() or superseded(comparison) or _removed(comparison)
     lost = recorded is not None and _gone(observed)
     if recorded is None or lost:
         narrows = recorded is None and _ends_any_host(comparison)

@@ -14,7 +14,8 @@ def interpret(snapshot: NodeSnapshot | None, address: Address) -> Observed:
     """A runtime that is down says nothing of its origins: `known` is false then, and nothing is concluded."""
     if snapshot is None:
         return UNREACHABLE
-    held = snapshot.bundle
+    published = snapshot.cluster is not None and snapshot.cluster.is_authority
+    held = snapshot.cluster.bundle if snapshot.cluster is not None and published else snapshot.bundle
     known = snapshot.bootstrapped and snapshot.runtime.healthy
     if held is None or not known:
         return observation(snapshot, present=False, decisive={"known": known})

@@ -1,4 +1,4 @@
-"""Desired: the hostnames that each host serves; each stands on the deployments that it routes to."""
+"""Desired: the hostnames that each host serves, or in a cluster its gateways, as its authorities publish it; each stands on the deployments that it routes to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ __all__ = ["desired"]
 
 def desired(config: CompiledConfig) -> Iterator[Desired]:
     compiler = MemberCompiler()
-    for host in config.hosts.values():
+    cluster = config.cluster
+    serving = config.hosts if cluster is None else cluster.authorities
+    for host in (config.hosts[name] for name in serving):
         bundle = Address("bundle", host.name)
-        for hostname, origin in host.origins.items():
+        for hostname, origin in (host.origins if cluster is None else cluster.origins).items():
             spec, digest = compiler.origin(origin)
             address = Address("origin", host.name, hostname)
             after = frozenset(Address("deployment", host.name, name) for name in spec["models"].values())

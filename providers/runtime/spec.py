@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from providers.resource import desired_resource
+from providers.runtime.cluster_node import cluster_fields, node_config
 from providers.standalone_python import standalone_label, standalone_spec
 from sbctl import __version__
 from sbctl.artifacts.egress import Egress
@@ -49,7 +50,7 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
             for one in proxy.admin.operators
         ),
         admin_rate_limit_per_minute=proxy.admin.rate_limit_per_minute,
-        authority=model_host.authority,
+        authority="cluster_authority" if config.cluster is not None else model_host.authority,
         cache_directory=model_host.cache.directory,
         cache_budget_bytes=None if budget_gib is None else max(1, round(budget_gib * GIB)),
         max_resident_models=model_host.cache.max_resident_models,
@@ -61,6 +62,7 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
         identity=config.has_identity(host.name),
         egress=Egress() if host.egress is None else host.egress.config,
         provider_keys=tuple(sorted(_provider_keys(host))),
+        cluster=None if config.cluster is None else node_config(config, config.cluster, host),
     )
 
 
@@ -122,8 +124,10 @@ def fields_for_reader(spec: Mapping[str, Any]) -> dict[str, Any]:
             fields.pop(name, None)
     fields.pop("egress", None)
     fields.pop("provider_keys", None)
+    fields.pop("cluster", None)
     return {
         "version": spec["version"],
+        **cluster_fields(spec["config"]),
         **({} if python is None else {"python": python}),
         **fields,
         **egress_fields(spec),

@@ -58,6 +58,12 @@ class Board:
         with self._lock:
             return self._results.get(address)
 
+    @property
+    def settled(self) -> int:
+        """How many rows have a result."""
+        with self._lock:
+            return len(self._results)
+
     def close(self) -> dict[Address, ChangeResult]:
         """All results; nothing can be added any more."""
         with self._lock:

@@ -30,7 +30,7 @@ class HostDrain:
 
     def observed(self, snapshot: NodeSnapshot) -> None:
         """What the host says before its first change."""
-        self._serves = snapshot.runtime.healthy and snapshot.bundle is not None
+        self._serves = snapshot.runtime.healthy and (snapshot.bundle is not None or snapshot.cluster is not None)
 
     def before(self, unit: Unit) -> None:
         """Drain once, before the first change that restarts something. Raises SbctlError."""

@@ -15,7 +15,7 @@ from sbctl.apply.draining import HostDrain
 from sbctl.apply.events import ChangeDone, ChangeFailed, ChangeSkipped, HostFinished, HostStarted
 from sbctl.apply.journal import HardStopped, JournalFailedError, StepResult
 from sbctl.apply.outcome import ChangeResult, HostResult, host_status, status_counts
-from sbctl.apply.schedule import Unit
+from sbctl.apply.schedule import Unit, goes_out
 from sbctl.apply.steps import RunContext, StepFailedError, StepRunner, internal_error
 from sbctl.apply.verify import attempt_of, degraded_replicas, recorded_of
 from sbctl.base.errors import HostError, InterruptedBySignal, SbctlError
@@ -58,7 +58,8 @@ class HostChain:
             if failed is not None:
                 self._settle_rest("skipped", f"{failed} is not done")
                 break
-            if any(self._run.board.result_of(address) is None for address in unit.after):
+            if any(self._run.board.result_of(address) is None for address in unit.after | unit.behind):
+                self._drain.end()
                 return False
             self._next += 1
             if not self._carry_out(unit):
@@ -73,6 +74,11 @@ class HostChain:
         changes = sum(len(unit.rows) for unit in self._units)
         steps = sum(len(unit.change.steps) for unit in self._units)
         self._run.emitter.emit(HostStarted(self.host, changes, steps))
+
+    @property
+    def is_through(self) -> bool:
+        """Whether users of the host notice nothing of what is left to do here."""
+        return not goes_out(self._units[self._next :])
 
     def give_up(self, reason: str) -> None:
         """Settle what is left without running it."""

@@ -26,6 +26,8 @@ class Unit:
     kept_members: tuple[Change, ...] = ()
     after: frozenset[Address] = frozenset()
     """Addresses on other hosts that this plan changes too."""
+    behind: frozenset[Address] = frozenset()
+    """Changes on other hosts that it comes after, however they end."""
 
     @property
     def rows(self) -> tuple[Change, ...]:
@@ -75,25 +77,35 @@ def units_by_host(plan: Plan) -> Mapping[str, tuple[Unit, ...]]:
             elif change.action == "no-op":
                 kept.setdefault(owner, []).append(change)
     graph = execution_graph(actionable)
+    on_hosts = frozenset(
+        change.address for change in actionable.values() if not change.is_fleet_wide and change.member_of is None
+    )
     units: dict[str, list[Unit]] = {}
     for address, change in actionable.items():
         if change.member_of in actionable:
             continue
         elsewhere = frozenset(other for other in graph[address] if actionable[other].host != change.host)
-        unit = Unit(change, tuple(members.get(address, ())), tuple(kept.get(address, ())), elsewhere)
+        behind = (
+            frozenset(other for other in on_hosts if actionable[other].host != change.host)
+            if change.is_fleet_wide
+            else frozenset()
+        )
+        unit = Unit(change, tuple(members.get(address, ())), tuple(kept.get(address, ())), elsewhere, behind)
         units.setdefault(change.host, []).append(unit)
     return {host: tuple(listed) for host, listed in units.items()}
 
 
 def goes_out(units: Iterable[Unit]) -> bool:
     """Whether users of the host may notice its changes: one of them restarts something or breaks something."""
-    return any(row.blast_radius >= BlastRadius.RESTART for unit in units for row in unit.rows)
+    own = (unit for unit in units if not unit.change.is_fleet_wide)
+    return any(row.blast_radius >= BlastRadius.RESTART for unit in own for row in unit.rows)
 
 
 def hosts_needed(units: Mapping[str, tuple[Unit, ...]]) -> Mapping[str, frozenset[str]]:
     """Host → the other hosts that a change of it waits for."""
     home = {row.address: host for host, listed in units.items() for unit in listed for row in unit.rows}
     return {
-        host: frozenset(home[address] for unit in listed for address in unit.after if address in home) - {host}
+        host: frozenset(home[address] for unit in listed for address in unit.after | unit.behind if address in home)
+        - {host}
         for host, listed in units.items()
     }

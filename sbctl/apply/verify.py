@@ -74,8 +74,15 @@ class Verifier:
                 self._rows.setdefault(change.host, []).append(change)
 
     def check_facts(self, host: str, snapshot: NodeSnapshot) -> None:
-        """Raises StalePlanError `plan.facts_changed` at the first decisive fact that is not as planned, also of rows that do not change."""
-        for change in self._rows.get(host, ()):
+        """Raises StalePlanError `plan.facts_changed` at the first decisive fact that is not as planned, also of rows that do not change.
+
+        What concerns all hosts changes on each as soon as one has it, so its own step compares.
+        """
+        rows = self._rows.get(host, ())
+        shared = {change.address for change in rows if change.is_fleet_wide}
+        for change in rows:
+            if change.address in shared or change.member_of in shared:
+                continue
             provider = self._providers[change.address.kind]
             found = provider.interpret(snapshot, change.address, change.recorded).decisive
             for fact in sorted(change.decisive.keys() | found.keys()):

@@ -40,6 +40,9 @@ class Walk:
         self._ready: list[HostChain] = []
         """Begun, and what they waited for may be settled."""
         self._parked: dict[str, HostChain] = {}
+        self._through: set[str] = set()
+        """Parked, and out of the way of others: their users notice nothing of what is left."""
+        self._settled_at_retry = -1
         self._running: set[str] = set()
         self._inbox: queue.SimpleQueue[tuple[HostChain, bool, BaseException | None] | None] = queue.SimpleQueue()
         self._requests_told = 0
@@ -77,7 +80,8 @@ class Walk:
                 self._begin(self._waiting.pop(next(iter(self._waiting))))
                 continue
             now_s = self._context.clock.monotonic_s()
-            decision = self._rollout.next(self._eligible(), self._running | self._parked.keys(), now_s)
+            busy = (self._running | self._parked.keys()) - self._through
+            decision = self._rollout.next(self._eligible(), busy, now_s)
             if isinstance(decision, Wait):
                 self._tell_pause(decision, now_s)
                 return decision.until_s
@@ -121,13 +125,23 @@ class Walk:
         self._running.discard(chain.host)
         if not finished:
             self._parked[chain.host] = chain
+            if chain.is_through and chain.host not in self._through:
+                self._through.add(chain.host)
+                self._rollout.ended(chain.host, chain.result().status, self._context.clock.monotonic_s())
             return
         self._rollout.ended(chain.host, chain.result().status, self._context.clock.monotonic_s())
         self._ready.extend(self._parked.values())
         self._parked.clear()
 
     def _release_parked(self) -> None:
-        """Nobody runs who could end their waiting: the plan's edges go in a circle."""
+        """Nobody runs who could end their waiting. Once more each, since one may have settled what another waits for and waits itself now; when
+        that brings nothing, the plan's edges go in a circle."""
+        settled = self._context.board.settled
+        if settled != self._settled_at_retry:
+            self._settled_at_retry = settled
+            self._ready.extend(self._parked.values())
+            self._parked.clear()
+            return
         for chain in self._parked.values():
             chain.give_up("it waits for a change on another host that waits for this one")
             self._rollout.ended(chain.host, chain.result().status, self._context.clock.monotonic_s())

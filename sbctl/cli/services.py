@@ -19,7 +19,7 @@ from sbctl.base.secret import Secret
 from sbctl.cli.authority import IdentitySigner
 from sbctl.cli.pythons import local_archive
 from sbctl.cli.signing import Signer
-from sbctl.provider import Progress
+from sbctl.provider import Progress, SignedOnce
 from sbctl.remote.wheelhouse import Wheelhouse
 
 __all__ = ["OnlineSupplies", "OperatorServices", "Supplies", "operator_cache"]
@@ -80,6 +80,21 @@ class OnlineSupplies:
         return {file.sha256: self._artifacts.blob_path(file.sha256) for file in artifact.files}
 
 
+class Signatures:
+    """Documents that were signed once for several hosts. Threads wait for each other."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, SignedOnce] = {}
+        self._lock = threading.Lock()
+
+    def once(self, key: str, above: int, sign: Callable[[], SignedOnce]) -> SignedOnce:
+        with self._lock:
+            found = self._made.get(key)
+            if found is None or found.revision <= above:
+                found = self._made[key] = sign()
+            return found
+
+
 class OperatorServices:
     """One of these serves all hosts of a run, which ask from threads of their own."""
 
@@ -99,6 +114,7 @@ class OperatorServices:
         self._resolve_secret = resolve_secret
         self._supplies = supplies
         self._identities = identities
+        self._signatures = Signatures()
 
     def wheelhouse(self, arch: str, libc: str, python_version: str, progress: Progress) -> Mapping[str, Path]:
         return self._supplies.wheelhouse(arch, libc, python_version, progress)
@@ -120,6 +136,9 @@ class OperatorServices:
 
     def next_revision(self, scope: str) -> int:
         return self._allocate_revision(scope)
+
+    def signed_once(self, key: str, *, above: int, sign: Callable[[], SignedOnce]) -> SignedOnce:
+        return self._signatures.once(key, above, sign)
 
     def issue_identity(
         self, request: str, grant: Mapping[str, Any], *, issuer: str, validity_days: int, least_epoch: int

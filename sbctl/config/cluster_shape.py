@@ -27,7 +27,12 @@ _OF_A_HOST: Final = ("node_id", "roles", "labels", "model_bind", "model_endpoint
 
 
 def compiled_cluster(
-    report: Report, hosts: Mapping[str, CompiledHost], views: Mapping[str, View], *, has_identity: bool
+    report: Report,
+    hosts: Mapping[str, CompiledHost],
+    views: Mapping[str, View],
+    *,
+    has_identity: bool,
+    canary: str | None,
 ) -> CompiledCluster | None:
     """None without one, and for what is none: then the findings are in `report`. `views`: what each host sees of `proxy`."""
     joined = {name: host for name, host in hosts.items() if host.proxy.cluster is not None}
@@ -36,6 +41,7 @@ def compiled_cluster(
     check = _Check(report, joined, views)
     before = len(report.in_order("error"))
     check.whole(hosts, has_identity=has_identity)
+    check.canary(canary)
     for host in joined.values():
         check.node(host)
     deployments, origins = check.deployments(), check.origins()
@@ -117,6 +123,12 @@ class _Check:
                 message = f"{host.name} and {first} differ in what is one for the whole cluster"
                 self._add(host.name, message, "cluster_id, store and intervals are written once, in proxy.cluster")
                 return
+
+    def canary(self, canary: str | None) -> None:
+        authorities = self.having("authority")
+        if canary in authorities[1:]:
+            message = f"the canary {canary} is an authority, and its store changes only after that of {authorities[0]}"
+            self._add(self._first.name, message, "name a gateway or a worker in fleet.update.canary")
 
     def node(self, host: CompiledHost) -> None:
         cluster = host.proxy.cluster

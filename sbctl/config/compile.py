@@ -110,7 +110,8 @@ class Compilation:
                 proxies[host.name] = view.view
         seen = [view for view in self.views.values() if view is not None]
         self._check_fleet_wide(fleet, settings, hosts, seen)
-        cluster = compiled_cluster(self.report, hosts, proxies, has_identity=fleet.identity is not None)
+        canary = None if fleet.update is None else fleet.update.canary
+        cluster = compiled_cluster(self.report, hosts, proxies, has_identity=fleet.identity is not None, canary=canary)
         self.report.raise_errors()
         self._refuse_open_endpoints(hosts, fleet)
         refuse_unread_licenses(hosts)

@@ -152,6 +152,8 @@ class Change:
     blocked: str | None = None
     """A sentence when this change must not be applied (prevent_destroy, other lineage, missing engine); apply exits 4."""
     blocked_code: str | None = None
+    is_fleet_wide: bool = False
+    """It concerns all hosts, so it waits for what this plan does on each of them, however that ends."""
 
     @property
     def carries_only(self) -> bool:

@@ -31,6 +31,7 @@ from sbctl.base.secret import Secret
 from sbctl.node.lease import LeaseClaim
 from sbctl.node.snapshot import HostFacts, NodeSnapshot
 from sbctl.provider import Progress
+from tests.simulators.sim_cluster import SimCluster
 from tests.simulators.sim_host import DEFAULT_FACTS, SimHost
 
 __all__ = ["Call", "Effect", "Fault", "FleetSimulator", "ManualClock", "SimSession"]
@@ -103,6 +104,7 @@ class FleetSimulator:
         self.sessions: list[SimSession] = []
         self.before_call: Callable[[], None] = lambda: None
         """Runs before every call; a test that simulates the death of the control side raises here."""
+        self.cluster = SimCluster()
         self.leases: dict[str, LeaseClaim] = {}
         """Who holds which host; a test puts another operator's claim in."""
         self.while_waiting: Callable[[], None] = lambda: None
@@ -111,6 +113,7 @@ class FleetSimulator:
 
     def add(self, name: str, *, facts: HostFacts = DEFAULT_FACTS, bootstrapped: bool = False) -> SimHost:
         host = SimHost(name, self.clock, facts)
+        host.cluster = self.cluster
         if bootstrapped:
             host.bootstrap()
         self.hosts[name] = host

@@ -25,13 +25,14 @@ from sbctl.base.ids import Address
 from sbctl.base.secret import Secret, keyed_fingerprint
 from sbctl.base.truths import Desired
 from sbctl.cli.own_pki import own_files, with_own_identities
+from sbctl.cli.services import Signatures
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.load import load
 from sbctl.config.secrets import SecretResolver
 from sbctl.plan.build import PlanInputs, build_plan
 from sbctl.plan.model import Plan
 from sbctl.plan.selection import effective_desired
-from sbctl.provider import Progress
+from sbctl.provider import Progress, SignedOnce
 from sbctl.trust.authority import Authority
 from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.identity import Grant
@@ -76,6 +77,7 @@ class SimServices:
         self._key = key
         self._allocate = allocate
         self._signer = signer
+        self._signatures = Signatures()
 
     def _file(self, name: str) -> Path:
         path = self._directory / name
@@ -105,6 +107,9 @@ class SimServices:
 
     def next_revision(self, scope: str) -> int:
         return self._allocate(scope)
+
+    def signed_once(self, key: str, *, above: int, sign: Callable[[], SignedOnce]) -> SignedOnce:
+        return self._signatures.once(key, above, sign)
 
     def secret(self, reference: str) -> Secret:
         if self.config is not None and reference.startswith("file:"):

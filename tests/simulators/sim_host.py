@@ -48,6 +48,7 @@ from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.public_certificate import check_pair
 from sbctl.trust.verifier import Fence, trust_digest, verify_bundle, verify_trust
+from tests.simulators.sim_cluster import SimCluster
 from tests.simulators.sim_store import SimStore
 
 __all__ = ["DEFAULT_FACTS", "SimHost"]
@@ -110,6 +111,8 @@ class SimHost:
         self.public_certificate: str | None = None
         self.drained_by: set[str] = set()
         self.store = SimStore()
+        self.cluster = SimCluster()
+        """Hosts of one fleet share one."""
         self.store_program: StoreProgramFact | None = None
 
     @property
@@ -143,6 +146,7 @@ class SimHost:
                 "bundle": self._bundle_state(),
                 "certificate": self._certificate_state(),
                 "enrollment": self._enrollment_state(),
+                "cluster": self.cluster.state_of(self),
                 "store": self.store.state,
                 "store_program": self.store_program,
                 "deployments": tuple(self.deployments.values()) if self.running else (),
@@ -235,6 +239,7 @@ class SimHost:
             Method.ARTIFACT_REMOVE: self._remove_artifact,
             Method.BUNDLE_APPLY: self._apply_bundle,
             Method.BUNDLE_CLEAR: self._clear_bundle,
+            Method.CLUSTER_PUBLISH: lambda request, progress: self.cluster.publish(self, request, progress),
             Method.DEPLOYMENT_ACTION: self._deployment_action,
         }
 

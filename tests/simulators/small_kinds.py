@@ -23,7 +23,7 @@ from sbctl.node.messages import Method, RuntimeConfig
 from sbctl.node.snapshot import HostMarker, NodeSnapshot
 from sbctl.plan.model import Action, Change, DiffContext, Leaf, Observed, Plan, PlanMode, Step
 from sbctl.plan.order import execution_graph, run_order
-from sbctl.provider import PerformContext, Progress
+from sbctl.provider import PerformContext, Progress, SignedOnce
 from sbctl.trust.bundle import (
     BUNDLE_PAYLOAD_TYPE,
     TRUST_PAYLOAD_TYPE,
@@ -113,6 +113,9 @@ class SmallServices:
 
     def next_revision(self, scope: str) -> int:
         return self._next_revision(scope)
+
+    def signed_once(self, key: str, *, above: int, sign: Callable[[], SignedOnce]) -> SignedOnce:
+        raise NotImplementedError
 
     def wheelhouse(self, arch: str, libc: str, python_version: str, progress: Progress) -> Mapping[str, Path]:
         raise NotImplementedError
