@@ -26,10 +26,10 @@ from tests.simulators.cluster_trust import ClusterAuthority, NodeKit
 from tests.simulators.nats_cluster import NatsCluster
 from tests.simulators.runtime_world import LINEAGE, Operator, RuntimeProcess, engine_program, prepare_node
 
-__all__ = ["CLUSTER", "ClusterLab", "until"]
+__all__ = ["CLUSTER", "IDENTITY_NAMES", "ClusterLab", "clustered", "until"]
 
 CLUSTER = "test"
-_FILES = {
+IDENTITY_NAMES = {
     "certificate": "node.pem",
     "ca": "ca.pem",
     "identity": "identity.json",
@@ -96,7 +96,7 @@ class ClusterLab:
         paths = prepare_node(prefix, self.operator, host=name, identity=True, cluster=config)
         held, kit = paths.etc / "identity", self.kits[name]
         held.mkdir(mode=0o700)
-        for field, file in _FILES.items():
+        for field, file in IDENTITY_NAMES.items():
             (held / file).write_text(getattr(kit.files, field), encoding="utf-8")
         (held / "node-key.pem").write_bytes(kit.key.reveal())
         (held / "node-key.pem").chmod(0o600)

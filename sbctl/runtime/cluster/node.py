@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
@@ -38,10 +38,10 @@ from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer
 from sbctl.runtime.cluster.obey import Obedience
 from sbctl.runtime.cluster.plan_feed import PlanFeed
 from sbctl.runtime.cluster.publisher import Publisher, PublisherPorts
-from sbctl.runtime.cluster.report import Reporter
+from sbctl.runtime.cluster.report import Reporter, watch_replicas
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.status import Facts, status_document
-from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, Changed, Resync
+from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, Changed, ClusterStore, Resync
 from sbctl.runtime.cluster.store_tls import store_context
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.fallback import Externals
@@ -49,7 +49,6 @@ from sbctl.runtime.gateway.ports import Keys
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.log import get_log
 from sbctl.runtime.metrics import RuntimeMetrics
-from sbctl.runtime.node_provisioner import NodeProvisioner
 from sbctl.runtime.peer.candidates import KnownNode
 from sbctl.runtime.peer.client import PeerClient
 from sbctl.runtime.peer.dispatch import Dispatcher
@@ -59,7 +58,7 @@ from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.known import KnownCluster, serving_of
 from sbctl.runtime.peer.listener import PeerListener
 from sbctl.runtime.peer.worker import PeerWorker
-from sbctl.runtime.provision import quiet
+from sbctl.runtime.provision import Provisioner, quiet
 from sbctl.runtime.reconcile import Assigned, Reconciler
 from sbctl.runtime.room import Budget
 from sbctl.runtime.settings import Settings
@@ -67,7 +66,7 @@ from sbctl.trust.cluster_fences import authority_stale
 from sbctl.trust.peer_documents import Peer
 from sbctl.trust.peer_kinds import moment_of
 
-__all__ = ["ClusterNode", "Host"]
+__all__ = ["ClusterNode", "Host", "NodeStore"]
 
 _PREPARE_S: Final = 10.0
 _HEARD_S: Final = 3600.0
@@ -81,7 +80,7 @@ class Host:
 
     settings: Settings
     reconciler: Reconciler
-    provisioner: NodeProvisioner
+    provisioner: Provisioner
     drain: Drain
     metrics: RuntimeMetrics
     budget: Budget
@@ -89,26 +88,38 @@ class Host:
     clock: Clock
 
 
+class NodeStore(ClusterStore, Protocol):
+    """The store with a connection of its own."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def prepare(self, *, replicas: int) -> None: ...
+
+
+def _connect(host: Host, config: ClusterConfig) -> NodeStore:
+    identity = IdentityFiles(host.settings.paths)
+    servers = tuple(StoreServer(each.node_id, each.address, each.port) for each in config.store)
+    return NatsStore(lambda: servers, lambda: store_context(identity), node_id=config.node_id, clock=host.clock)
+
+
 class ClusterNode:
     """`restored` before anything is served; `start` once it is; `leave`, then `close`."""
 
-    def __init__(self, host: Host, config: ClusterConfig) -> None:
+    def __init__(
+        self, host: Host, config: ClusterConfig, *, connect: Callable[[Host, ClusterConfig], NodeStore] = _connect
+    ) -> None:
         """Takes this process's boot epoch. Raises StateError `cluster.*`, InputError `file.*` and what reading the identity raises."""
         paths, clock = host.settings.paths, host.clock
         self._host, self.config, self._clock = host, config, clock
         self._log = get_log("cluster")
         self._tasks: list[asyncio.Task[None]] = []
         self._boot_epoch = take_boot_epoch(paths.state, clock.now())
-        identity = IdentityFiles(paths)
-        self.trust = HeldTrust(config.cluster_id, identity, paths.state, now=clock.now())
+        self.trust = HeldTrust(config.cluster_id, IdentityFiles(paths), paths.state, now=clock.now())
         self.fences = ClusterFences(paths.state / "cluster.db", clock)
         self.signers = HeldSigners(paths, self.fences)
-        self.store = NatsStore(
-            lambda: tuple(StoreServer(each.node_id, each.address, each.port) for each in config.store),
-            lambda: store_context(identity),
-            node_id=config.node_id,
-            clock=clock,
-        )
+        self.store = connect(host, config)
         archive = BundleArchive(paths.state / "cluster-bundles.db", clock) if "authority" in config.roles else None
         self._archive = archive
         self.desired = Desired(
@@ -166,9 +177,7 @@ class ClusterNode:
             gpus=host.gpus,
             cache=host.settings.cache_directory,
             engines=host.settings.paths.engines,
-            plane_is_ready=lambda: (
-                self._listener is not None and self._listener.is_bound and self.trust.signer is not None
-            ),
+            plane_is_ready=lambda: self.plane_is_ready(),
             obeying=self.obedience if "worker" in config.roles else None,
         )
         ports = PublisherPorts(reporter.now, lambda: self.desired.mark, self._is_stale)
@@ -283,6 +292,10 @@ class ClusterNode:
         self._peer_address = f"{host_part}:{sock.getsockname()[1]}"
         return self._listener, sock, self._plane.server_context
 
+    def plane_is_ready(self) -> bool:
+        """Whether gateways get in."""
+        return self._listener is not None and self._listener.is_bound and self.trust.signer is not None
+
     def reload_identity(self) -> None:
         """The identity directory has another one. Raises what reading it raises."""
         self.trust.reload(now=self._clock.now())
@@ -296,7 +309,7 @@ class ClusterNode:
         self._run("desired", self.desired.run)
         self._run("obey", self.obedience.run)
         self._run("authorities", self._follow_lease)
-        self._run("replicas", self._watch_replicas)
+        self._run("replicas", lambda: watch_replicas(self._host.reconciler, self._host.drain, self.publisher.poke))
         if {"gateway", "authority"} & set(self.config.roles):
             self._run("roster", self.roster.run)
             self._run("plan", self.feed.run)
@@ -429,22 +442,6 @@ class ClusterNode:
                 if lease is not None:
                     heard_s = loop.time()
                     await asyncio.to_thread(self.fences.hear, moment_of(lease.renewed_at_unix_ms))
-
-    async def _watch_replicas(self) -> None:
-        """A replica that comes or goes is told at once."""
-        before: tuple[object, ...] = ()
-        while True:
-            await asyncio.sleep(0.1)
-            now = tuple(self._phases())
-            if now != before:
-                before = now
-                self.publisher.poke()
-
-    def _phases(self) -> Iterable[object]:
-        reconciler = self._host.reconciler
-        yield self._host.drain.is_on
-        for generation in (*reconciler.generations.values(), *reconciler.staged.values(), *reconciler.leaving):
-            yield generation.deployment, generation.assigned, *(replica.phase for replica in generation.replicas)
 
     def _is_stale(self) -> bool:
         return authority_stale(self.fences.authority_heard_at(), self._clock.now())

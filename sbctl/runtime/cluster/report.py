@@ -35,11 +35,12 @@ from sbctl.runtime.room import Budget
 from sbctl.trust.bundle import DeploymentMember
 from sbctl.trust.cluster_bundle import replica_digest
 
-__all__ = ["NodeReport", "Obeying", "Reporter"]
+__all__ = ["NodeReport", "Obeying", "Reporter", "watch_replicas"]
 
 _ARTIFACTS_MAX: Final = 512
 _REPLICAS_MAX: Final = 1024
 _DISK_LOOK_S: Final = 30.0
+_LOOK_S: Final = 0.1
 
 
 class Obeying(Protocol):
@@ -244,3 +245,18 @@ def _of_member(member: DeploymentMember) -> dict[str, Any]:
 def _code(code: str) -> str:
     """A dotted code as documents of the cluster have them."""
     return "".join(char if char.isalnum() and char.isascii() else "_" for char in code.lower())[:64] or "failed"
+
+
+async def watch_replicas(reconciler: Reconciler, drain: Drain, changed: Callable[[], None]) -> None:
+    """Call `changed` when a replica comes, goes or gets another state, or the host is taken out of service. Until cancelled."""
+    before: tuple[object, ...] = ()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        generations = (*reconciler.generations.values(), *reconciler.staged.values(), *reconciler.leaving)
+        now = (
+            drain.is_on,
+            *((each.deployment, each.assigned, *(one.phase for one in each.replicas)) for each in generations),
+        )
+        if now != before:
+            before = now
+            changed()

@@ -1,0 +1,182 @@
+"""The life of a cluster in virtual time: who leads, what runs where, and that no loss of store, leader or node touches what need not change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from sbctl.base.errors import EngineError
+from sbctl.runtime.cluster.store import Bucket
+from sbctl.runtime.provision import quiet
+from tests.simulators.cluster_nodes import clustered
+from tests.simulators.cluster_world import ClusterWorld, SimNode
+from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.runtime_world import content, member
+
+MINUTE_S = 60.0
+Q = clustered(member(facts(), "/engine"), replicas=2)
+
+
+def _run(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
+    async def work() -> None:
+        world = ClusterWorld(folder)
+        try:
+            await scenario(world)
+        finally:
+            await world.close()
+
+    in_virtual_time(work)
+
+
+def _slots(*nodes: SimNode, deployment: str = "q") -> list[int]:
+    return sorted(slot for node in nodes for slot in node.slots(deployment))
+
+
+async def _served(*nodes: SimNode, slots: tuple[int, ...] = (0, 1), deployment: str = "q") -> None:
+    await until(lambda: _slots(*nodes, deployment=deployment) == list(slots), at_most_s=10 * MINUTE_S)
+
+
+def test_a_bundle_becomes_replicas_and_every_part_says_so(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1, w2 = await world.build(a=("authority",), w1=("worker",), w2=("worker",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1, w2)
+        assert (w1.starts, w2.starts) == (1, 1)
+        await until(
+            lambda: (mark := w1.node.obedience.mark()) is not None and mark.state == "ready", at_most_s=MINUTE_S
+        )
+        status = a.node.status()
+        assert status["summary"]["eligible_workers"] == 2
+        assert status["deployment_authority"]["active_revision"] == 1
+        assert status["bundle"]["revision"] == 1
+
+    _run(tmp_path, scenario)
+
+
+def test_another_leader_goes_on_from_the_plan_and_moves_nothing(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        await world.build(a=("authority",), b=("authority",), w1=("worker",), w2=("worker",))
+        w1, w2 = world.nodes["w1"], world.nodes["w2"]
+        await world.publish(world.nodes["b"], {"q": Q}, 1)
+        await _served(w1, w2)
+        first = world.leader()
+        assert first is not None
+        before = first.node.feed.plan
+        assert before is not None
+        await first.crash()
+        del world.nodes[first.name]
+        await until(lambda: world.leader() is not None, at_most_s=5 * MINUTE_S)
+        second = world.leader()
+        assert second is not None
+        await until(lambda: second.node.feed.plan is not None and second.node.feed.plan.lease_holder == second.name)
+        after = second.node.feed.plan
+        assert after is not None
+        assert after.lease_epoch > before.lease_epoch
+        assert after.deployments["q"].assignments == before.deployments["q"].assignments
+        await until(
+            lambda: all((m := n.node.obedience.mark()) and m.lease_epoch == after.lease_epoch for n in (w1, w2))
+        )
+        assert (w1.starts, w2.starts) == (1, 1)
+
+    _run(tmp_path, scenario)
+
+
+def test_a_store_that_is_away_changes_nothing_and_gets_everything_back(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1, w2 = await world.build(a=("authority",), w1=("worker",), w2=("worker",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1, w2)
+        for name in world.nodes:
+            world.store.cut(name)
+        await asyncio.sleep(8 * MINUTE_S)
+        assert _slots(w1, w2) == [0, 1]
+        await w1.crash()
+        w1 = await world.start("w1")
+        await _served(w1, w2)
+        world.store.lose_data()
+        for name in world.nodes:
+            world.store.mend(name)
+        await until(lambda: "bundle" in world.store.data[Bucket.DESIRED], at_most_s=5 * MINUTE_S)
+        await until(lambda: {"w1", "w2", "plan"} <= set(world.store.data[Bucket.ASSIGNMENTS]), at_most_s=5 * MINUTE_S)
+        await asyncio.sleep(5 * MINUTE_S)
+        assert _slots(w1, w2) == [0, 1]
+        assert (w1.starts, w2.starts) == (1, 1)
+
+    _run(tmp_path, scenario)
+
+
+def test_a_lost_node_is_replaced_and_gets_its_share_when_it_is_back(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1, w2 = await world.build(a=("authority",), w1=("worker",), w2=("worker",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1, w2)
+        await w1.crash()
+        await _served(w2)
+        w1 = await world.start("w1")
+        await until(lambda: len(w1.slots()) == len(w2.slots()) == 1, at_most_s=10 * MINUTE_S)
+        await asyncio.sleep(2 * MINUTE_S)
+        assert _slots(w1, w2) == [0, 1]
+        assert len(w1.engines.alive) == len(w2.engines.alive) == 1
+
+    _run(tmp_path, scenario)
+
+
+def test_a_rollout_never_leaves_nobody_to_serve(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1, w2 = await world.build(a=("authority",), w1=("worker",), w2=("worker",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1, w2)
+        gaps: list[float] = []
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(0.05)
+                if not any(one.ready_replicas for node in (w1, w2) if (one := node.generation()) is not None):
+                    gaps.append(asyncio.get_running_loop().time())
+
+        watching = asyncio.create_task(watch())
+        await world.publish(a, {"q": Q.model_copy(update={"max_concurrency": 7})}, 2)
+        await until(
+            lambda: all((one := n.generation()) and one.assigned and one.assigned.generation == 2 for n in (w1, w2)),
+            at_most_s=10 * MINUTE_S,
+        )
+        await _served(w1, w2)
+        await asyncio.sleep(2 * MINUTE_S)
+        watching.cancel()
+        assert gaps == []
+        assert len(w1.engines.alive) == len(w2.engines.alive) == 1
+
+    _run(tmp_path, scenario)
+
+
+def test_what_does_not_come_up_holds_nothing_else_up_and_is_tried_again(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1 = await world.build(a=("authority",), w1=("worker",))
+        bad = EngineError("engine_early_exit", "the engine ended while loading", retryable=True)
+        w1.engines.faults[:] = [bad, bad, bad, bad, bad, bad]
+        one = Q.model_copy(update={"replicas": 1})
+        await world.publish(a, {"q": one, "r": one}, 1)
+        await until(lambda: bool(w1.node.obedience.problems()), at_most_s=MINUTE_S)
+        await _served(w1, slots=(0,))
+        await _served(w1, slots=(0,), deployment="r")
+        assert w1.node.obedience.problems() == {}
+
+    _run(tmp_path, scenario)
+
+
+def test_a_bundle_of_the_hosts_own_is_in_force_until_the_first_assignment_and_its_engine_stays(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1 = await world.build(a=("authority",), w1=("worker",))
+        own = content({"q": member(facts(), "/engine")})
+        await w1.reconciler.apply_bundle(world.operator.bundle(own, 1, scope="w1"), None, quiet)
+        await asyncio.sleep(2 * MINUTE_S)
+        assert w1.reconciler.bundle() is not None
+        one = clustered(member(facts(), "/engine"), replicas=1)
+        await world.publish(a, {"q": one}, 1)
+        await until(lambda: w1.slots() == [0], at_most_s=5 * MINUTE_S)
+        assert w1.starts == 1
+        assert w1.reconciler.bundle() is None
+        assert w1.runtime_store.fence() is not None
+
+    _run(tmp_path, scenario)
