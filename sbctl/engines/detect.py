@@ -23,6 +23,7 @@ from sbctl.base import fs
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError, InputError
 from sbctl.base.ids import DIGEST_RE
+from sbctl.engines.build_tools import missing_tools
 from sbctl.engines.driver import EngineSite, EngineWish
 from sbctl.engines.flag_tables import flag_table, help_digest, help_flags
 from sbctl.engines.model import (
@@ -278,6 +279,12 @@ def _acquirable(wish: EngineWish, site: EngineSite) -> Availability:
                 "blocked", "there is no llama-server on PATH", "install it, name its path, or use launch: wheel"
             )
         return _refused(error)
+    if pin.is_source and (lacking := missing_tools()):
+        return Availability(
+            "blocked",
+            f"llama.cpp {pin.tag} is not here, and cannot be built for CUDA: {', '.join(lacking)} missing",
+            "install what is missing on this host, or use acceleration: cpu",
+        )
     what = "built from its source" if pin.is_source else f"installed from {pin.filename}"
     return Availability(
         "acquirable", f"llama.cpp {pin.tag} is not here; it can be {what}", "run sbctl apply to install it"

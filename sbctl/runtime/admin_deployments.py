@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.limits import JSON_INT_MAX
+from sbctl.base.suggest import did_you_mean
 from sbctl.catalog.licenses import license_of
 from sbctl.catalog.loader import Catalog
 from sbctl.catalog.resolve import resolve
@@ -200,4 +201,7 @@ def shown_deployment(member: DeploymentMember) -> dict[str, Any]:
 def _first(error: ValidationError) -> str:
     found = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden":
+        near = did_you_mean(str(found["loc"][-1]), _Deployment.model_fields)
+        return f"{where[:200]} is not a field" + (f', did you mean "{near}"?' if near else "")
     return f"{where[:200]}: {found['msg']}" if where else str(found["msg"])

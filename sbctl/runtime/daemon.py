@@ -131,6 +131,7 @@ class Daemon:
             metrics=self._metrics.weights,
             devices=tuple(budget.devices),
             safety_margin=config.safety_margin,
+            most_bytes=budget.most_bytes,
         )
         self._reconciler = Reconciler(
             scope=config.host,

@@ -60,6 +60,7 @@ class NodeProvisioner:
         metrics: WeightMetrics | None = None,
         devices: Collection[str] = (),
         safety_margin: float = 0.0,
+        most_bytes: int | None = None,
     ) -> None:
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
@@ -71,6 +72,7 @@ class NodeProvisioner:
         self._metrics = metrics if metrics is not None else WeightMetrics(CollectorRegistry())
         self._devices = tuple(devices)
         self._safety_margin = safety_margin
+        self._most_bytes = most_bytes
         self._used: frozenset[str] | None = None
         """As `keep_only` said last."""
         self._new_socket = new_socket
@@ -128,6 +130,7 @@ class NodeProvisioner:
                 )
                 self._metrics.failed(missing)
                 raise missing
+            self._refuse_hopeless(member, facts)
             began_s = asyncio.get_running_loop().time()
             try:
                 downloaded_bytes = await self._pull(facts, progress)
@@ -144,6 +147,18 @@ class NodeProvisioner:
             self._metrics.failed(error)
             raise
         return snapshot / weight_file(facts)
+
+    def _refuse_hopeless(self, member: DeploymentMember, facts: ArtifactFacts) -> None:
+        """Weights that no engine here could hold are not fetched. What the deployment says of its memory is believed."""
+        least_bytes = member.memory_bytes or sum(file.size_bytes for file in facts.files)
+        if self._most_bytes is not None and least_bytes > self._most_bytes:
+            raise EngineError(
+                "insufficient_capacity",
+                f"{facts.model}:{facts.variant} needs {format_bytes(least_bytes)} at least, and models may take "
+                f"{format_bytes(self._most_bytes)} here: nothing was fetched",
+                next_step="choose a smaller variant or model, or a larger host",
+                retryable=True,
+            )
 
     async def _pull(self, facts: ArtifactFacts, progress: Progress) -> int:
         """How many bytes came over the network."""

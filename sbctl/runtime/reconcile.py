@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
+from sbctl.base.suggest import did_you_mean
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import BundleState, DeploymentState
 from sbctl.runtime.deployments_owner import DeploymentsOwner
@@ -250,7 +251,12 @@ class Reconciler:
         """Raises RefusedError `unknown_deployment`."""
         generation = self.generations.get(deployment)
         if generation is None:
-            raise RefusedError("unknown_deployment", f'there is no deployment "{deployment[:128]}" here')
+            near = did_you_mean(deployment, self.generations)
+            raise RefusedError(
+                "unknown_deployment",
+                f'there is no deployment "{deployment[:128]}" here',
+                next_step=f'did you mean "{near}"?' if near else "sbctl models ps and the status name those that are",
+            )
         return generation
 
     async def act(

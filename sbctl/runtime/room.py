@@ -77,6 +77,11 @@ class Budget:
     devices: Mapping[str, int] = field(default_factory=dict)
     engines: int | None = None
 
+    @property
+    def most_bytes(self) -> int | None:
+        """The largest that one model may be, on the host or over all devices; None: no bound."""
+        return None if self.host_bytes is None else max(self.host_bytes, sum(self.devices.values()))
+
     def lacking(self, room: Room) -> Room:
         """How much too much it is, nothing where it fits."""
         on = {device: size - self.devices.get(device, size) for device, size in room.devices}

@@ -1,4 +1,4 @@
-"""llama.cpp from its source, for CUDA: what the host must have, and the build with its deadlines (SBproxy, "CUDA source build").
+"""llama.cpp from its source, for CUDA: the build with its deadlines (SBproxy, "CUDA source build").
 
 Not tried on hardware: no machine with a GPU ran this.
 """
@@ -12,16 +12,15 @@ from typing import Final
 
 from sbctl.base import fs
 from sbctl.base.errors import EngineError
+from sbctl.engines import build_tools
 from sbctl.engines.model import PROGRAM_PATH
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.programs import run_program
 
-__all__ = ["build_server", "missing_tools"]
+__all__ = ["build_server"]
 
 _CONFIGURE_DEADLINE_S: Final = 300.0
 _BUILD_DEADLINE_S: Final = 3600.0
-_DIRECTORIES: Final = ("/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin")
-_DRIVER: Final = Path("/proc/driver/nvidia/version")
 _OPTIONS: Final = (
     "-DGGML_CUDA=ON", "-DGGML_NATIVE=OFF", "-DLLAMA_CURL=OFF", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF",
@@ -30,22 +29,9 @@ _OPTIONS: Final = (
 )  # fmt: skip
 
 
-def _find(*names: str) -> str | None:
-    found = (shutil.which(name, path=os.pathsep.join(_DIRECTORIES)) for name in names)
-    return next((program for program in found if program is not None), None)
-
-
-def missing_tools(driver: Path = _DRIVER) -> tuple[str, ...]:
-    """What a host lacks to build for CUDA; empty when it can."""
-    lacking = [] if driver.exists() or _find("nvidia-smi") else ["the NVIDIA driver"]
-    wanted = {"nvcc (the CUDA toolkit)": ("nvcc",), "cmake": ("cmake",), "a C++ compiler": ("c++", "g++", "clang++")}
-    wanted |= {"make or ninja": ("ninja", "make")}
-    return (*lacking, *(what for what, names in wanted.items() if _find(*names) is None))
-
-
 def build_server(context: NodeContext, source: Path, target: Path, *, tag: str) -> None:
     """`target`/llama-server, built from `source`. Raises EngineError `engine.cannot_build`, `engine.install_failed`."""
-    lacking = missing_tools()
+    lacking = build_tools.missing_tools()
     if lacking:
         raise EngineError(
             "engine.cannot_build",
@@ -53,8 +39,8 @@ def build_server(context: NodeContext, source: Path, target: Path, *, tag: str) 
             next_step="install what is missing on this host, or use acceleration: cpu",
         )
     build = source / "sbctl-build"
-    environ = {"PATH": os.pathsep.join(_DIRECTORIES), "HOME": str(source), "TMPDIR": str(source)}
-    cmake = _find("cmake") or "cmake"
+    environ = {"PATH": os.pathsep.join(build_tools.BUILD_DIRECTORIES), "HOME": str(source), "TMPDIR": str(source)}
+    cmake = build_tools.find_tool("cmake") or "cmake"
     number = f"-DLLAMA_BUILD_NUMBER={tag.removeprefix('b')}"
     jobs = str(max(1, (os.cpu_count() or 1) - 1))
     steps = (

@@ -140,7 +140,9 @@ def test_availability_says_what_to_do(tmp_path: Path, fake: Path, monkeypatch: p
     assert state("binary", "9905", path=str(fake)) == "available"
     assert state("binary", "b1", path=str(fake)) == "blocked"
     assert state("binary", search=str(fake.parent)) == "available"
-    assert state("binary", "b9905", acceleration="cuda", search=str(fake.parent)) == "acquirable"
+    for lacking, found in (((), "acquirable"), (("cmake",), "blocked")):
+        monkeypatch.setattr("sbctl.engines.detect.missing_tools", lambda lacking=lacking: lacking)
+        assert state("binary", "b9905", acceleration="cuda", search=str(fake.parent)) == found
     assert state("binary", path="llama-server") == "blocked"
     assert state("binary", path=str(program(tmp_path / "engines", "print(1)"))) == "blocked"
 

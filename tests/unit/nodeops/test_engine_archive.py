@@ -16,11 +16,11 @@ import pytest
 
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import EngineError, HostError, SbctlError
+from sbctl.engines import build_tools
 from sbctl.engines.detect import find_engine
 from sbctl.engines.driver import EngineSite, EngineWish
 from sbctl.engines.release_pins import Machine
 from sbctl.node.messages import EngineArchive, EngineInstall, EngineRemove
-from sbctl.runtime.nodeops import engine_build
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.engine_ops import install_engine, remove_engine
 from tests.simulators import fake_llama_server
@@ -179,7 +179,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("cmake", "nvcc", "g++", "make", "nvidia-smi"):
         (folder / name).write_text(TOOL.format(log=folder / "log", server=server))
         (folder / name).chmod(0o755)
-    monkeypatch.setattr(engine_build, "_DIRECTORIES", (str(folder), "/usr/bin", "/bin"))
+    monkeypatch.setattr(build_tools, "BUILD_DIRECTORIES", (str(folder), "/usr/bin", "/bin"))
     return folder
 
 
@@ -200,7 +200,7 @@ def test_the_source_is_built_for_cuda_on_the_host(context: NodeContext, tools: P
 
 
 def test_a_host_without_the_tools_is_told_which(context: NodeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_build, "_DIRECTORIES", ("/nonexistent",))
+    monkeypatch.setattr(build_tools, "BUILD_DIRECTORIES", ("/nonexistent",))
     data = archive(inside="llama.cpp-b9905")
     put(context, data)
     with pytest.raises(EngineError) as caught:

@@ -270,6 +270,12 @@ def test_a_body_that_cannot_be_carried_out_is_refused_by_name(document: dict[str
         assert caught.value.detail["deployment"] == "q"
 
 
+def test_a_field_that_nobody_knows_is_named_with_the_one_that_was_meant() -> None:
+    document = {"expected_revision": None, "deployments": {"q": {"model": MODEL, "max_concurency": 3}}}
+    with pytest.raises(InputError, match='max_concurency is not a field, did you mean "max_concurrency"'):
+        asked_deployments(document, stored={}, offered={}, catalog=builtin_catalog())
+
+
 def test_defaults_are_those_of_the_file(make_member: MakeMember) -> None:
     document = {"expected_revision": None, "deployments": {"q": {"model": MODEL}, "t": {"model": "tiny"}}}
     asked = asked_deployments(document, stored={}, offered={"x": make_member()}, catalog=builtin_catalog())

@@ -123,6 +123,18 @@ async def test_damage_that_a_start_finds_is_told_and_repaired(tmp_path: Path, mo
     assert EventKind.WEIGHTS_QUARANTINED in world.heard.kinds
 
 
+async def test_weights_that_can_never_be_held_here_are_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, most_bytes=8)
+    facts = world.facts("large")
+    with pytest.raises(EngineError, match="nothing was fetched") as refused:
+        await world.prepare(facts)
+    assert refused.value.code == "insufficient_capacity"
+    assert not world.kept()
+    assert (await world.prepare(facts, memory_bytes=7)).is_file(), "whoever knows better is believed"
+
+
 @pytest.mark.parametrize(("by_hand", "words"), [(False, "sbctl apply"), (True, "launch: binary")])
 async def test_an_engine_that_is_missing_is_said_with_who_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_hand: bool, words: str
