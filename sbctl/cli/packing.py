@@ -21,6 +21,7 @@ from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.engines.pins import library_pins, wheel_pin
 from sbctl.engines.release_pins import ArchivePin, Machine, archive_pin
+from sbctl.engines.store_pins import STORE_DEFAULT, store_pin
 from sbctl.node.messages import Method
 from sbctl.node.python_archive import PythonArchive
 from sbctl.node.snapshot import NodeSnapshot
@@ -93,7 +94,7 @@ def make_pack(workspace: Workspace, request: PackRequest) -> tuple[Pack, str | N
     contents = _Contents()
     targets = _targets(supplies, contents, request, config)
     _add_pythons(supplies, contents, config)
-    notes = tuple(_add_engines(supplies, contents, config, request))
+    notes = (*_add_engines(supplies, contents, config, request), *_add_store(supplies, contents, config, request))
     artifacts = _add_weights(supplies, contents, config, request) if request.with_weights else ()
     _add_catalogs(contents, config, workspace.directory)
     manifest = PackManifest(
@@ -193,6 +194,27 @@ def _add_engines(
                 contents.add(path, filename, "engine", digest)
 
 
+def _add_store(
+    supplies: OnlineSupplies, contents: _Contents, config: CompiledConfig, request: PackRequest
+) -> Iterator[str]:
+    """Adds the pinned servers of the cluster's store; yields a note for every one that a host must have itself."""
+    versions: set[str] = set()
+    for host in config.hosts.values():
+        if host.proxy.cluster is None or "authority" not in host.roles:
+            continue
+        store = host.proxy.cluster.store
+        if store.path is not None:
+            yield f"{store.path} is not packed: {host.name} must have it"
+        else:
+            versions.add(store.version or STORE_DEFAULT)
+    for version in sorted(versions):
+        for arch in request.arches:
+            pin = store_pin(version, arch)
+            report = request.begin(f"{pin.project} {version} for {arch}")
+            path = supplies.engine_wheel(pin.project, version, pin.filename, pin.sha256, report)
+            contents.add(path, pin.filename, "engine", pin.sha256)
+
+
 def _add_weights(
     supplies: OnlineSupplies, contents: _Contents, config: CompiledConfig, request: PackRequest
 ) -> tuple[PackArtifact, ...]:
@@ -258,6 +280,8 @@ def require_packed(pack: Pack, config_file: Path, plan: Plan, snapshots: Mapping
     for host, step in steps:
         if step.method == Method.ENGINE_INSTALL and host in snapshots:
             engines |= _engine_files(step, snapshots[host])
+        elif step.method == Method.STORE_INSTALL and (wheel := step.params["wheel"]) is not None:
+            engines[wheel["sha256"]] = f"{wheel['project']} {wheel['version']}"
     supplies.lacking(
         kinds, engines, [step.params["facts"] for _, step in steps if step.method == Method.ARTIFACT_IMPORT]
     )
