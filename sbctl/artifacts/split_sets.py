@@ -22,9 +22,9 @@ def set_name(path: str) -> str:
 
 
 def parts_of(path: str) -> list[str]:
-    """Every file of the set that `path` belongs to, in order; a file that is in no set is alone."""
+    """Every file of the set that `path` belongs to, in order; a file that is in no set, or counts beyond its own, is alone."""
     match = _PART_RE.fullmatch(path)
-    if match is None:
+    if match is None or not 1 <= int(match["part"]) <= int(match["count"]):
         return [path]
     name, count, ending = match["name"], match["count"], match["ending"]
     return [f"{name}-{number:05d}-of-{count}{ending}" for number in range(1, int(count) + 1)]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.hub import HubFile, HubRepository
-from sbctl.artifacts.split_sets import parts_of, set_name
+from sbctl.artifacts.split_sets import parts_of, set_name, split_problem
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import InputError
 from sbctl.base.limits import MIB
@@ -153,6 +153,14 @@ def _whole_set(found: HubRepository, path: str) -> list[str]:
         raise InputError(
             "catalog.incomplete_set",
             f"{path} is one of {len(parts)} parts, and {len(missing)} of them are missing, the first {missing[0]}",
+            place=found.repository,
+            next_step="name another file, or another revision",
+        )
+    wrong = split_problem(parts)
+    if wrong is not None:
+        raise InputError(
+            "catalog.incomplete_set",
+            wrong,
             place=found.repository,
             next_step="name another file, or another revision",
         )
