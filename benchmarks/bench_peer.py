@@ -119,7 +119,9 @@ def signed_dispatch() -> tuple[bytes, float, float]:
         )
 
         def sign() -> str:
-            return sign_dispatch(errand, Audience("w-a", 1), signer, boot_epoch=1, now_unix_ms=0)
+            return sign_dispatch(
+                errand, sha256_bytes(errand.body), Audience("w-a", 1), signer, boot_epoch=1, now_unix_ms=0
+            )
 
         text, verifier = sign(), world.authority.verifier()
         made = cpu_us(sign, 500)

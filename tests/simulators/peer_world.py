@@ -15,6 +15,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from sbctl.base.clock import SYSTEM_CLOCK, SystemClock
+from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import RefusedError
 from sbctl.base.secret import Secret
 from sbctl.engines.model import EngineAddress
@@ -364,7 +365,9 @@ class GatewayNode:
         errand = self.errand()
         now_ms = int(self.clock.now().timestamp() * 1000)
         audience = Audience(worker.node_id, worker.boot_epoch)
-        text = sign_dispatch(errand, audience, self.identity.signer, boot_epoch=1, now_unix_ms=now_ms)
+        text = sign_dispatch(
+            errand, sha256_bytes(errand.body), audience, self.identity.signer, boot_epoch=1, now_unix_ms=now_ms
+        )
         if changes:
             document = worker.identity.verifier.open(text, DISPATCH, now=self.clock.now(), marks={}).document
             text = self.identity.signer.sign(DISPATCH, document.model_copy(update=changes))

@@ -22,7 +22,7 @@ from sbctl.runtime.gateway.relay import Relay
 from sbctl.runtime.gateway.upstream import EngineConnection, Pool
 from sbctl.runtime.peer.choice import Candidate
 from sbctl.runtime.peer.codes import retry_class
-from sbctl.runtime.peer.envelope import Audience, Errand, sign_dispatch
+from sbctl.runtime.peer.envelope import Audience, Errand, body_digest, sign_dispatch
 from sbctl.runtime.peer.framing import CONTENT_TYPE, DISPATCH_PATH, frame
 from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import leaf_digest, notice_loss
@@ -200,10 +200,10 @@ class PeerClient:
 
         Raises InputError for what the caller did wrong, AdmissionError and EngineError with the worker's code, always before the first byte.
         """
-        start = self._start_of(candidate)
+        start, digest = self._start_of(candidate), await body_digest(errand.body)
         for _ in range(_BEHIND_MAX):
             try:
-                return await self._ask_once(candidate, start, errand, client, relay)
+                return await self._ask_once(candidate, client, relay, start=start, errand=errand, digest=digest)
             except _BehindError as behind:
                 if behind.refusal.code == "stale_boot_epoch" and behind.present > start:
                     start = behind.present
@@ -216,7 +216,7 @@ class PeerClient:
         raise refusal
 
     async def _ask_once(
-        self, candidate: Candidate, start: int, errand: Errand, client: Client, relay: RelayMaker
+        self, candidate: Candidate, client: Client, relay: RelayMaker, *, start: int, errand: Errand, digest: str
     ) -> Relay:
         """Raises also _BehindError."""
         answers: list[_Answer] = []
@@ -226,7 +226,7 @@ class PeerClient:
             return answers[-1]
 
         def write() -> tuple[bytes, bytes]:
-            return self._written(candidate, start, errand)
+            return self._written(candidate, start, errand, digest)
 
         try:
             answered = await ask_over(self._pool(candidate), client, write, listen, unreached="transport_failed")
@@ -253,9 +253,10 @@ class PeerClient:
             pool = self._pools[candidate.node_id] = PeerPool(candidate, self._identity)
         return pool
 
-    def _written(self, candidate: Candidate, start: int, errand: Errand) -> tuple[bytes, bytes]:
+    def _written(self, candidate: Candidate, start: int, errand: Errand, digest: str) -> tuple[bytes, bytes]:
         text = sign_dispatch(
             errand,
+            digest,
             Audience(candidate.node_id, start),
             self._identity.signer,
             boot_epoch=self._boot_epoch,

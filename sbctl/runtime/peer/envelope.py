@@ -10,6 +10,7 @@ Lifetimes as in SBproxy's model plane: 10 s when we make one, 30 s at most, and 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -21,12 +22,13 @@ from sbctl.runtime.gateway.surface import SURFACE
 from sbctl.trust.peer_documents import NodeSigner
 from sbctl.trust.peer_kinds import DISPATCH
 
-__all__ = ["SKEW_MS", "Audience", "Errand", "check_dispatch", "sign_dispatch"]
+__all__ = ["Audience", "Errand", "body_digest", "check_dispatch", "sign_dispatch"]
 
 _LIFETIME_MS: Final = 10_000
 _LIFETIME_MAX_MS: Final = 30_000
-SKEW_MS: Final = 5_000
+_SKEW_MS: Final = 5_000
 _NONCE_BYTES: Final = 18
+_DIGEST_INLINE_MAX_BYTES: Final = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,16 @@ class Errand:
     key_name: str | None = None
 
 
-def sign_dispatch(errand: Errand, audience: Audience, signer: NodeSigner, *, boot_epoch: int, now_unix_ms: int) -> str:
+async def body_digest(body: bytes) -> str:
+    """Of a long body in a thread: nobody else waits for it."""
+    if len(body) > _DIGEST_INLINE_MAX_BYTES:
+        return await asyncio.to_thread(sha256_bytes, body)
+    return sha256_bytes(body)
+
+
+def sign_dispatch(
+    errand: Errand, body_sha256: str, audience: Audience, signer: NodeSigner, *, boot_epoch: int, now_unix_ms: int
+) -> str:
     """A new envelope with a nonce of its own. `boot_epoch`: of the gateway's process. Raises what signing raises."""
     identity = signer.identity
     return signer.sign(
@@ -78,21 +89,21 @@ def sign_dispatch(errand: Errand, audience: Audience, signer: NodeSigner, *, boo
             priority=errand.priority,
             path=errand.path,
             content_type=errand.content_type,
-            body_sha256=sha256_bytes(errand.body),
+            body_sha256=body_sha256,
         ),
     )
 
 
 def check_dispatch(
     envelope: DispatchEnvelope,
-    body: bytes,
+    body_sha256: str,
     *,
     here: Audience,
     certificate_sha256: str,
     signed_with: str,
     now_unix_ms: int,
 ) -> None:
-    """`certificate_sha256`: of the leaf that this connection's peer showed; `signed_with`: of the one that the signature was checked by.
+    """`body_sha256`: of the body that came; `certificate_sha256`: of the leaf that this connection's peer showed; `signed_with`: of the one that the signature was checked by.
 
     Raises RefusedError `peer_authentication_failed`, `audience_mismatch`, `stale_boot_epoch`, `invalid_dispatch_lifetime`,
     `dispatch_not_yet_valid`, `dispatch_expired`, `hop_limit_exceeded`, `invalid_envelope`, `request_digest_mismatch`.
@@ -110,7 +121,7 @@ def check_dispatch(
     lifetime_ms = envelope.expires_at_unix_ms - envelope.issued_at_unix_ms
     if not 0 < lifetime_ms <= _LIFETIME_MAX_MS:
         raise RefusedError("invalid_dispatch_lifetime", f"a dispatch lives for {_LIFETIME_MAX_MS // 1000} s at most")
-    if envelope.issued_at_unix_ms > now_unix_ms + SKEW_MS:
+    if envelope.issued_at_unix_ms > now_unix_ms + _SKEW_MS:
         ahead_s = (envelope.issued_at_unix_ms - now_unix_ms) / 1000
         raise RefusedError(
             "dispatch_not_yet_valid",
@@ -128,5 +139,5 @@ def check_dispatch(
         raise RefusedError("hop_limit_exceeded", "a dispatch goes over one hop")
     if envelope.path not in SURFACE:
         raise RefusedError("invalid_envelope", "this path is not dispatched")
-    if sha256_bytes(body) != envelope.body_sha256:
+    if body_sha256 != envelope.body_sha256:
         raise RefusedError("request_digest_mismatch", "the body is not the one that was signed for")

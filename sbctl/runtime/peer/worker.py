@@ -30,7 +30,7 @@ from sbctl.runtime.gateway.upstream import request_head
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
 from sbctl.runtime.peer.codes import retry_class, status_of
-from sbctl.runtime.peer.envelope import Audience, check_dispatch
+from sbctl.runtime.peer.envelope import Audience, body_digest, check_dispatch
 from sbctl.runtime.peer.framing import CONTENT_TYPE, DISPATCH_PATH, unframe
 from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import PeerConnection
@@ -174,10 +174,11 @@ class PeerWorker:
         text, body = unframe(data)
         verified = self._authenticated(text, connection)
         envelope = verified.document
+        digest = await body_digest(body)
         now_ms = int(self._clock.now().timestamp() * 1000)
         check_dispatch(
             envelope,
-            body,
+            digest,
             here=self._here,
             certificate_sha256=connection.certificate_sha256,
             signed_with=verified.peer.certificate_sha256,

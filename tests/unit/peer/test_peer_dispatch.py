@@ -15,6 +15,7 @@ import pytest
 from sbctl.base.errors import InputError, SbctlError
 from sbctl.runtime.admission import AdmissionError
 from sbctl.runtime.gateway import upstream
+from sbctl.runtime.gateway.asked import read_asked
 from tests.simulators.peer_world import STREAM, Caller, GatewayNode, PeerWorld, event
 
 
@@ -196,6 +197,17 @@ async def test_a_worker_that_started_anew_is_asked_again_under_its_new_start(clu
     assert (await gateway.ask(worker.candidate(boot_epoch=3))).status == 200
     assert worker.refusals("stale_boot_epoch") == 1, "what a worker says of its start is kept until the directory knows"
     assert (await refused(gateway, worker.candidate(boot_epoch=9))).code == "stale_boot_epoch"
+
+
+async def test_a_long_prompt_goes_over_whole(cluster: PeerWorld) -> None:
+    worker, gateway = await cluster.worker(), cluster.gateway()
+    worker.served.member = worker.served.member.model_copy(update={"context_length": 1_000_000})
+    asked = read_asked(
+        json.dumps({"messages": [{"role": "user", "content": "word " * 200_000}], "stream": True}).encode(), "chat"
+    )
+    body = asked.for_engine(model="q", context_length=1_000_000)
+    assert (await gateway.ask(worker, errand=lambda number: gateway.errand(number, body=body))).status == 200
+    assert worker.engine.bodies[0].count(b"word ") == 200_000
 
 
 async def test_a_generation_that_came_before_the_directory_knew_it_costs_no_request(cluster: PeerWorld) -> None:
