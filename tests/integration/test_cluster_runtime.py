@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,28 @@ def _asked(lab: ClusterLab, times: int = 4) -> list[tuple[int, str]]:
     return [(status, headers.get("x-sbproxy-route-class", "")) for status, _answer, headers in answers]
 
 
+@contextlib.contextmanager
+def _load(lab: ClusterLab) -> Iterator[list[str]]:
+    """Requests one after another, from three callers, for the length of the block."""
+    answers: list[str] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            status, answer, _ = lab.runtimes["gw"].ask(stream=True)
+            answers.append("ok" if status == 200 and answer.endswith("[DONE]\n\n") else f"{status} {answer}")
+
+    callers = [threading.Thread(target=ask) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+
+
 def _ready_slots(lab: ClusterLab) -> list[tuple[str, int]]:
     rows = lab.status("gw")["nodes"]
     return sorted(
@@ -37,7 +62,7 @@ def _ready_slots(lab: ClusterLab) -> list[tuple[str, int]]:
 
 def test_a_bundle_becomes_replicas_and_nothing_that_dies_is_an_outage(tmp_path: Path) -> None:
     roles: Any = {"gw": ("authority", "gateway"), "w1": ("worker",), "w2": ("worker",)}
-    program = engine_program(tmp_path)
+    program = engine_program(tmp_path, token_delay_s=0.01)
     served = clustered(member(weights(tmp_path), program), replicas=2, spread_by=("node_id",))
     with ClusterLab(tmp_path / "lab", roles) as lab:
         lines = lab.publish("gw", lab.bundle({"q": served}, 1), None)
@@ -84,6 +109,13 @@ def test_a_bundle_becomes_replicas_and_nothing_that_dies_is_an_outage(tmp_path: 
         lab.store.wait_ready()
         until(lambda: lab.status("gw")["store"]["state"] == "connected", "the store is not found again")
         changed = clustered(member(weights(tmp_path), program, max_concurrency=3), replicas=2, spread_by=("node_id",))
-        lines = lab.publish("gw", lab.bundle({"q": changed}, 2), 1, wait_s=90)
-        assert lines[-1].get("result", {}).get("ready"), (lines[-3:], lab.logs())
-        assert _asked(lab) == [(200, "peer")] * 4
+        with _load(lab) as answers:
+            lines = lab.publish("gw", lab.bundle({"q": changed}, 2), 1, wait_s=90)
+            assert lines[-1].get("result", {}).get("ready"), (lines[-3:], lab.logs())
+        assert set(answers) == {"ok"}, (set(answers), lab.logs())
+        assert lab.status("gw")["placement"]["deployments"]["q"]["generation"] == 2
+
+        # a gateway that starts anew knows its cluster from the store
+        lab.kill("gw")
+        lab.start("gw").await_healthy(60)
+        until(lambda: _asked(lab, 1) == [(200, "peer")], "the gateway finds nobody")

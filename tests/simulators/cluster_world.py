@@ -71,6 +71,13 @@ class _Store(MemoryStore):
     async def prepare(self, *, replicas: int) -> None: ...
 
 
+class _Node(ClusterNode):
+    """Without a port: nobody dispatches here."""
+
+    def plane_is_ready(self) -> bool:
+        return True
+
+
 class SimNode:
     """One process of one node."""
 
@@ -107,9 +114,8 @@ class SimNode:
             (),
             world.clock,  # type: ignore[arg-type]
         )
-        self.node = ClusterNode(host, config, connect=lambda _host, _config: world.connection(self.name, roles))
+        self.node = _Node(host, config, connect=lambda _host, _config: world.connection(self.name, roles))
         self.node._peer_address = "127.0.0.1:1" if "worker" in roles else None
-        self.node.plane_is_ready = lambda: True  # type: ignore[method-assign]
 
     async def start(self) -> None:
         await self.reconciler.restore((), self.node.restored())

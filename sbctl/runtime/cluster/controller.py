@@ -10,7 +10,6 @@ fenced      nothing is written once the lease is not held, and compare-and-set k
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from sbctl.placement.reconcile import reconcile
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.kept_documents import payload_of
 from sbctl.runtime.cluster.lease import ClusterLease
 from sbctl.runtime.cluster.plan_feed import PlanFeed
 from sbctl.runtime.cluster.roster import Roster
@@ -44,7 +44,6 @@ from sbctl.runtime.cluster.store import (
 )
 from sbctl.runtime.log import get_log
 from sbctl.trust.cluster_fences import LeaseFence
-from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.peer_documents import NodeSigner
 from sbctl.trust.peer_kinds import ASSIGNMENT, PLACEMENT, moment_of
 
@@ -241,7 +240,9 @@ class Controller:
 
     async def _keep(self, document: PlacementDocument, reign: _Reign) -> None:
         text = self._signer().sign(PLACEMENT, document)
-        fence = LeaseFence(reign.epoch, self._node_id, document.counter, _digest_of(text))
+        fence = LeaseFence(
+            reign.epoch, self._node_id, document.counter, sha256_bytes(payload_of(text, max_bytes=PLACEMENT.max_bytes))
+        )
         await asyncio.to_thread(
             self._fences.accept, "placement", fence, text, issued_at=moment_of(document.issued_at_unix_ms)
         )
@@ -288,12 +289,6 @@ class Controller:
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
-
-
-def _digest_of(text: str) -> str:
-    """Of the signed bytes, as a verifier tells it."""
-    _type, payload, _keyids = unverified_payload(str(json.loads(text)["envelope"]), max_bytes=PLACEMENT.max_bytes)
-    return sha256_bytes(payload)
 
 
 def _keys_lost(told: Watched) -> Callable[[str], bool] | None:

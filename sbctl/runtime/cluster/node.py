@@ -69,6 +69,8 @@ from sbctl.trust.peer_kinds import moment_of
 __all__ = ["ClusterNode", "Host", "NodeStore"]
 
 _PREPARE_S: Final = 10.0
+_COME_BACK_S: Final = 20.0
+"""The longest that a node takes to find the store again."""
 _HEARD_S: Final = 3600.0
 _LEAVE_S: Final = 1.0
 _SERVICE_AGAIN_S: Final = 1.0
@@ -153,7 +155,7 @@ class ClusterNode:
             store=self.store,
             clock=self._clock,
             active=lambda: self.desired.mark,
-            grace_s=2 * self.config.publish_interval_ms / 1000,
+            grace_s=_COME_BACK_S + 2 * self.config.publish_interval_ms / 1000,
         )
 
     def _make_publisher_and_obedience(self) -> Publisher:
@@ -169,6 +171,7 @@ class ClusterNode:
             store=self.store,
             clock=self._clock,
             changed=self._changed,
+            state=host.settings.paths.state,
         )
         reporter = Reporter(
             host.reconciler,
@@ -177,7 +180,7 @@ class ClusterNode:
             gpus=host.gpus,
             cache=host.settings.cache_directory,
             engines=host.settings.paths.engines,
-            plane_is_ready=lambda: self.plane_is_ready(),
+            plane_is_ready=self.plane_is_ready,
             obeying=self.obedience if "worker" in config.roles else None,
         )
         ports = PublisherPorts(reporter.now, lambda: self.desired.mark, self._is_stale)

@@ -12,18 +12,20 @@ worker is runs nothing; its gateway serves the bundle's origins.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.node.cluster_documents import AssignedDeployment, AssignmentDocument, AssignmentMark
+from sbctl.runtime.assigned import write_assigned
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.kept_documents import assignment_of
 from sbctl.runtime.cluster.pending import Pending
 from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Resync, node_token
 from sbctl.runtime.generation import AssignedAs, Generation
@@ -33,7 +35,6 @@ from sbctl.runtime.reconcile import Assigned
 from sbctl.trust.bundle import BundleContent, DeploymentMember, member_digest
 from sbctl.trust.cluster_bundle import NodeContent, node_content, replica_digest
 from sbctl.trust.cluster_fences import LeaseFence, admit_assignment
-from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.peer_documents import VerifiedDocument
 from sbctl.trust.peer_kinds import ASSIGNMENT, moment_of
 
@@ -85,6 +86,7 @@ class Obedience:
         store: ClusterStore,
         clock: Clock,
         changed: Callable[[], None],
+        state: Path,
     ) -> None:
         """Raises StateError `cluster.state_damaged`."""
         self._node_id = node_id
@@ -97,6 +99,7 @@ class Obedience:
         self._store = store
         self._clock = clock
         self._changed = changed
+        self._state = state
         self._wake = asyncio.Event()
         self._offered: str | None = None
         self._current: _Obeyed | None = self._kept()
@@ -116,7 +119,7 @@ class Obedience:
         text = self._fences.accepted("assignment")
         if text is None:
             return None
-        return _Obeyed(_document_of(text))
+        return _Obeyed(assignment_of(text))
 
     def restored(self) -> Assigned | None:
         """What was committed before this process started; None where a bundle of the host's own is in force still."""
@@ -345,6 +348,7 @@ class Obedience:
             if current.fence is not None and current.text is not None:
                 issued = moment_of(document.issued_at_unix_ms)
                 self._fences.accept("assignment", current.fence, current.text, issued_at=issued)
+            self._note_weights(deployments)
 
         async def commit() -> None:
             await asyncio.to_thread(durable)
@@ -355,6 +359,13 @@ class Obedience:
         await self._runs.apply_assigned(assigned, commit)
         self._applied = assigned.content
         self._changed()
+
+    def _note_weights(self, members: Mapping[str, DeploymentMember]) -> None:
+        """For who collects weights. What runs is leased in any case."""
+        try:
+            write_assigned(self._state, members)
+        except SbctlError as error:
+            self._log.warning("which weights are needed was not written", reason=error.message)
 
     def _drain_s(self, document: AssignmentDocument) -> dict[str, float]:
         """How long what is given up may finish, by the deadlines of the assignment."""
@@ -417,16 +428,6 @@ class Obedience:
         now_s = asyncio.get_running_loop().time()
         waits = [failure.until_s - now_s for failure in self._failed.values() if failure.until_s > now_s]
         return min(waits, default=None)
-
-
-def _document_of(text: str) -> AssignmentDocument:
-    """Of a text that was verified when it was kept."""
-    _type, payload, _keyids = unverified_payload(_envelope_of(text), max_bytes=ASSIGNMENT.max_bytes)
-    return AssignmentDocument.model_validate_json(payload)
-
-
-def _envelope_of(text: str) -> str:
-    return str(json.loads(text)["envelope"])
 
 
 def _assigned_as(parts: Iterable[AssignedDeployment]) -> AssignedAs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 
 from sbctl.base.clock import Clock
@@ -11,19 +10,13 @@ from sbctl.base.errors import SbctlError
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.kept_documents import plan_of_text
 from sbctl.runtime.cluster.store import PLAN_KEY, Bucket, Changed, ClusterStore, Resync
 from sbctl.runtime.log import get_log
 from sbctl.trust.cluster_fences import admit_placement
-from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.peer_kinds import PLACEMENT, moment_of
 
-__all__ = ["PlanFeed", "plan_of_text"]
-
-
-def plan_of_text(text: str) -> PlacementDocument:
-    """Of a signed text that was verified when it was kept."""
-    _type, payload, _keyids = unverified_payload(str(json.loads(text)["envelope"]), max_bytes=PLACEMENT.max_bytes)
-    return PlacementDocument.model_validate_json(payload)
+__all__ = ["PlanFeed"]
 
 
 class PlanFeed:

@@ -76,9 +76,8 @@ class Roster:
     async def _follow(self) -> None:
         async for told in self._store.watch(Bucket.NODES):
             if isinstance(told, Resync):
+                # Who is not among them may have been lost with the store's data: such a one ends by its own time.
                 found = {entry.key: entry.value for entry in told.entries}
-                shown = {node for key in found if (node := node_of_key(key)) is not None}
-                self._gone |= {node for node in self.view.rows if node not in shown}
                 if self.watching_since_ms is None:
                     self.watching_since_ms = self._now_ms()
             else:
