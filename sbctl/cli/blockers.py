@@ -22,6 +22,7 @@ def refuse_unfit(found: Planned) -> None:
     """Raises RefusedError `doctor.blocked`, which names every blocker, before anything is begun."""
     blocking = list(blockers(found))
     if not blocking:
+        _refuse_unplaced(found)
         return
     said = [f"{check.host}: {check.name}: {check.detail}" for check in blocking[:_SHOWN_MAX]]
     said += [f"and {len(blocking) - _SHOWN_MAX} more"] if len(blocking) > _SHOWN_MAX else []
@@ -37,6 +38,16 @@ def refuse_unfit(found: Planned) -> None:
     )
 
 
+def _refuse_unplaced(found: Planned) -> None:
+    """In a cluster what fits is a matter of all workers together."""
+    if found.plan.placement is not None and found.plan.unfit:
+        raise RefusedError(
+            "doctor.blocked",
+            f"nothing was begun, since not all replicas would have a place: {'; '.join(found.plan.unfit[:_SHOWN_MAX])}",
+            next_step="ask for fewer replicas or less memory, add workers, or go on all the same (--accept-blockers)",
+        )
+
+
 def blockers(found: Planned) -> Iterator[Check]:
     """Host by host. Pure, over what planning observed."""
     for name in sorted(_made(found.plan)):
@@ -50,7 +61,8 @@ def blockers(found: Planned) -> Iterator[Check]:
             checks += program_disk_check(host, snapshot)
         if host.connection.kind != "local":
             checks += clock_check(name, snapshot.host, found.inputs.now, found.observation.seconds)
-        for check in need_checks(host, snapshot):
+        placed = found.config is not None and found.config.cluster is not None
+        for check in () if placed else need_checks(host, snapshot):
             if ("artifact" if check.name == _WEIGHTS else "deployment") in kinds:
                 checks.append(check)
         yield from (check for check in checks if check.verdict == "fail")

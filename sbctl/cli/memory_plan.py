@@ -17,8 +17,9 @@ _MAKES = ("create", "update", "replace")
 
 
 def with_memory(plan: Plan, config: CompiledConfig | None, snapshots: Mapping[str, NodeSnapshot | None]) -> Plan:
-    """Nothing changes where there is no configuration (a rollback, a destroy), or where a host was not asked."""
-    if config is None or plan.mode != "apply":
+    """Nothing changes where there is no configuration (a rollback, a destroy), where a host was not asked, and in a cluster, where placement
+    says what fits (`placement_plan`)."""
+    if config is None or config.cluster is not None or plan.mode != "apply":
         return plan
     made = {change.host for change in plan.changes if _is_made(change)}
     needs: dict[str, HostNeeds] = {}

@@ -61,7 +61,12 @@ class Planned:
 
 
 def _built(inputs: PlanInputs, config: CompiledConfig | None) -> Plan:
-    return with_memory(build_plan(inputs, PROVIDERS), config, inputs.snapshots)
+    plan = with_memory(build_plan(inputs, PROVIDERS), config, inputs.snapshots)
+    if config is None or config.cluster is None:
+        return plan
+    from sbctl.cli.placement_plan import with_placement
+
+    return with_placement(plan, config, inputs.snapshots)
 
 
 def limits_of(radius: str | None, *, allow_empty: bool = False) -> Limits:

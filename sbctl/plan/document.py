@@ -111,6 +111,68 @@ class SummaryDocument(_Part):
     downtime: Downtime = "none"
 
 
+class PlacedOnDocument(_Part):
+    """One replica of a deployment and the worker that gets it."""
+
+    slot: int
+    node: str
+    variant: str = ""
+    devices: tuple[int, ...] = ()
+
+
+class NodeStandingDocument(_Part):
+    """How one worker stands to a deployment. `reason` and `facts`: why it gets none, with what is short by how much; `message` says it."""
+
+    node: str
+    standing: Literal["placed", "held", "possible", "refused"]
+    variant: str = ""
+    score: float = 0.0
+    has_weights: bool = False
+    slots: tuple[int, ...] = ()
+    domains: tuple[str, ...] = ()
+    reason: str = ""
+    message: str = ""
+    facts: dict[str, int | str] = Field(default_factory=dict)
+
+
+class RolloutDocument(_Part):
+    phase: str
+    message: str = ""
+
+
+class PlacedDeploymentDocument(_Part):
+    """One deployment of a cluster. `memory_bytes`: of one replica, as it is placed by."""
+
+    deployment: str
+    replicas: int
+    unplaced: int = 0
+    memory_bytes: int | None = None
+    assignments: tuple[PlacedOnDocument, ...] = ()
+    rollout: RolloutDocument
+    nodes: tuple[NodeStandingDocument, ...] = ()
+
+
+class PlaceChangeDocument(_Part):
+    """One replica that comes, goes or moves; null: it was or will be nowhere."""
+
+    deployment: str
+    slot: int
+    from_node: str | None = None
+    to_node: str | None = None
+    why: str
+    message: str = ""
+
+
+class PlacementPart(_Part):
+    """Where the bundle of a cluster leads, by what hosts told: a forecast."""
+
+    cluster_id: str
+    workers: int
+    deployments: tuple[PlacedDeploymentDocument, ...] = ()
+    changes: tuple[PlaceChangeDocument, ...] = ()
+    deferred_moves: int = 0
+
+
 class PlanDocument(_Part):
     """A whole plan. `applyable`: an apply would do something and may; `complete`: it would leave nothing undone; `errored`: planning failed."""
 
@@ -138,6 +200,8 @@ class PlanDocument(_Part):
     """Addresses that changed behind our back."""
     refusals: tuple[RefusalDocument, ...] = ()
     notes: tuple[str, ...] = ()
+    placement: PlacementPart | None = None
+    """Of a cluster alone."""
     header: dict[str, str] = Field(default_factory=dict)
 
 
@@ -182,6 +246,7 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
         "resource_drift": sorted(str(change.address) for change in plan.changes if change.drifted),
         "refusals": [asdict(refusal) for refusal in (*(_unfit(said) for said in plan.unfit), *refusals(plan, limits))],
         "notes": list(plan.notes),
+        "placement": None if plan.placement is None else dict(plan.placement),
         "header": dict(sorted(plan.header.items())),
     }
 

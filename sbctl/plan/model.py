@@ -193,6 +193,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     unfit: tuple[str, ...] = ()
     """Hosts that cannot hold what they are to serve, one sentence each: `plan` exits 4. An apply looks again, and can be told to go on."""
+    placement: Mapping[str, Any] | None = None
+    """Where the bundle of a cluster leads: JSON as `PlacementPart` of the document. A forecast for the view, never used to decide."""
     header: Mapping[str, str] = field(default_factory=dict)
     """For the view only, never used to decide: `fleet` its name, `state` the serial and who applied it when, `observed` how many hosts
     answered how fast."""

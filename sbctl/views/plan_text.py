@@ -15,6 +15,7 @@ from rich.text import Text
 from sbctl.base.display import format_bytes, plural
 from sbctl.plan.document import ChangeDocument, LeafDocument, PlanDocument
 from sbctl.views.layout import RADIUS_STYLES, joined, label_columns, labelled, padded, safe, sentence, value_text
+from sbctl.views.placement_text import placement_text
 
 __all__ = ["SYMBOLS", "carried_words", "leaf_words", "plan_text", "shown_changes", "summary_sentence"]
 
@@ -50,6 +51,10 @@ def plan_text(document: PlanDocument, *, width: int = 80, explain: bool = False)
     for change in rows:
         text.append_text(_row(change, document.mode, width, explain))
     if rows:
+        text.append("\n")
+    placed = None if document.placement is None else placement_text(document.placement, width=width, explain=explain)
+    if placed:
+        text.append_text(placed)
         text.append("\n")
     for said in document.notes:
         text.append_text(sentence(said, indent=0, width=width, first="note: ", style="dim"))
