@@ -283,7 +283,7 @@ def _offline_missing(facts: ArtifactFacts, missing: Sequence[ArtifactFile]) -> A
     more = f" and {len(missing) - _NAMED_MISSING} more" if len(missing) > _NAMED_MISSING else ""
     return ArtifactError(
         "artifact.offline_missing",
-        f"{plural(len(missing), 'file')} of it are not on this machine, and nothing is fetched offline: {named}{more}",
+        f"{plural(len(missing), 'file')} of it {'is' if len(missing) == 1 else 'are'} not on this machine, and nothing is fetched offline: {named}{more}",
         place=f"{facts.model}:{facts.variant}",
         next_step="send them from a machine that can fetch (delivery: push, or sbctl pack), or pull without --offline",
         detail={"missing": [file.path for file in missing]},

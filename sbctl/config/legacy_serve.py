@@ -143,7 +143,8 @@ def _host_policy(
         if name not in _BLOCK:
             close = did_you_mean(str(name), _BLOCK)
             message = f'"{display_safe(str(name), max_chars=64)}" is not a field of a serve block'
-            result.say((*path, name), "config.unknown_field", message, f'did you mean "{close}"?' if close else "")
+            hint = f'did you mean "{close}"?' if close else "each entry of models has its own" if name in _ENTRY else ""
+            result.say((*path, name), "config.unknown_field", message, hint)
     if serve.get("eviction") == "never":
         message = (
             "eviction: never is not in this version of sbctl: a model that is idle gives way to one that is asked for"

@@ -19,7 +19,7 @@ __all__ = ["Cell", "Column", "cell_text", "render_fields", "render_rows"]
 Cell = str | int | float | bool | datetime | None
 """What a row may hold; None is shown as `-`."""
 
-_WHOLE_NAME_MAX_CHARS: Final = 40
+_WHOLE_NAME_MAX_CHARS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ def test_a_finding_points_to_the_entry_that_somebody_wrote(tmp_path: Path) -> No
         (("keep_alive: 1h30m\n", "keep_alive: a while\n"), "config.bad_value", "a duration"),
         (("model: smollm2-135m-instruct", "model: 'hf:Org/Repo'"), "config.not_available", "not pinned by digests"),
         (("cache_dir: /data/models", "cache_directory: /x"), "config.unknown_field", "cache_directory"),
+        (("cache_dir: /data/models", "keep_alive: 30m"), "config.unknown_field", "keep_alive"),
         (("cache_dir: /data/models", "eviction: never"), "config.not_available", "eviction: never"),
         (("name: local, serve: {", "name: local, serve: {cache_dir: /other, "), "config.conflict", "a host has one"),
         (
