@@ -219,9 +219,7 @@ def main() -> None:
     costs([(100, 100), (300, 300), (1000, 1000), *([] if quick else [(3000, 3000), (10_000, 1000), (10_000, 10_000)])])
     print("\nMoves / ideal")
     moves([(30, 50), (30, 85), (100, 50), (100, 85), *([] if quick else [(300, 50), (300, 85)])])
-    print(
-        "\nA node that has the weights counts twice, so a newcomer takes between half of its share and all of it, where it has the room."
-    )
+    print("\nA node that has the weights counts twice, so a newcomer takes less than its share of what lies still.")
 
 
 if __name__ == "__main__":
