@@ -20,7 +20,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psutil
 
@@ -51,6 +51,7 @@ from sbctl.runtime.gateway.server import App, GatewayServer
 from sbctl.runtime.https_only import HttpsOnly
 from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.jobs import Jobs
+from sbctl.runtime.joining import joined
 from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.launch import LaunchPorts
 from sbctl.runtime.launcher_client import LauncherClient
@@ -69,7 +70,6 @@ from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.replica_room import budget_of
 from sbctl.runtime.residency import Residency
-from sbctl.runtime.room import Budget
 from sbctl.runtime.routes import is_loopback
 from sbctl.runtime.settings import Settings, load_settings, load_trust, prepare_directories
 from sbctl.runtime.store import RuntimeStore
@@ -77,9 +77,6 @@ from sbctl.runtime.supervise import die_with_supervisor
 from sbctl.runtime.unit_host import UnitEngineHost
 from sbctl.runtime.unit_records import UnitRecords
 from sbctl.runtime.weight_watch import WeightWatch
-
-if TYPE_CHECKING:
-    from sbctl.runtime.cluster.node import ClusterNode
 
 __all__ = ["Daemon", "run_serve"]
 
@@ -172,7 +169,9 @@ class Daemon:
             SYSTEM_CLOCK,
         )
         self._provider_keys.on_exchange(self._externals.renew)
-        self._cluster = self._joined(budget, gpus)
+        self._cluster = joined(
+            settings, self._reconciler, provisioner, self._drain, self._metrics, self._identity, budget, gpus
+        )
         self._data = self._gateway()
         self._listeners: list[Listener | GatewayServer] = []
         """The control socket's last: it answers to the end."""
@@ -182,30 +181,6 @@ class Daemon:
         self._http_url = ""
         self._https_url: str | None = None
         self._admin_url: str | None = None
-
-    def _joined(self, budget: Budget, gpus: tuple[dict[str, str | int], ...]) -> ClusterNode | None:
-        """The runtime as a node of its cluster; nothing of clusters is loaded on a host that is on its own."""
-        config = self._settings.config.cluster
-        if config is None or self._settings.started_by_hand:
-            return None
-        from sbctl.runtime.cluster.node import ClusterNode, Host
-
-        node = ClusterNode(
-            Host(
-                self._settings,
-                self._reconciler,
-                self._provisioner,
-                self._drain,
-                self._metrics,
-                budget,
-                gpus,
-                SYSTEM_CLOCK,
-            ),
-            config,
-        )
-        if self._identity is not None:
-            self._identity.on_change(node.reload_identity)
-        return node
 
     def _gateway(self) -> Gateway:
         keys, on_loopback = KeyLimits(), is_loopback(self._settings.config.http_bind_address)
@@ -338,9 +313,7 @@ class Daemon:
         )
         app = with_provider_keys(with_certificate(app, self._certificate), self._provider_keys)
         if self._cluster is not None:
-            from sbctl.runtime.cluster.control import with_cluster
-
-            app = with_cluster(app, self._cluster)
+            app = self._cluster.with_routes(app)
             if (plane := self._cluster.peer_plane()) is not None:
                 self._will_listen(plane[0], plane[1], tls=plane[2])
         control = Listener(app)

@@ -18,13 +18,13 @@ from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.base.suggest import did_you_mean
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import BundleState, DeploymentState
+from sbctl.runtime.bringing_back import bring_back, keep, take_over
 from sbctl.runtime.deployments_owner import DeploymentsOwner
 from sbctl.runtime.deployments_revision import DeploymentsRevision
 from sbctl.runtime.engine_host import Slot
 from sbctl.runtime.generation import AssignedAs, Generation
 from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress, quiet
-from sbctl.runtime.replica import Replica
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
 from sbctl.runtime.retiring import Retiring
@@ -39,7 +39,6 @@ __all__ = ["Action", "Assigned", "Reconciler"]
 Action = Literal["load", "stop", "drain", "evict", "pull", "reset"]
 _STOPS: Final = ("stop", "drain")
 _LONG_DRAIN_S: Final = 24 * 3600.0
-_TAKE_OVER_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +166,9 @@ class Reconciler:
             self._name(self.generations, assigned.names)
             self._release_weights()
         # What runs already has its memory: its place comes before those of engines that are to be started.
-        await self._take_over(adopted)
+        keep(self._background, await take_over(self.generations, adopted))
         for generation in waiting:
-            self._spawn(self._bring_back(generation))
+            self._spawn(bring_back(generation, self._bringing_back, self._ports.launch.provisioner))
         self._swap(content)
 
     async def apply_assigned(self, assigned: Assigned, commit: Callable[[], Awaitable[None]]) -> dict[str, Any]:
@@ -438,46 +437,8 @@ class Reconciler:
         self.routes = RouteTable.of(content, self.generations)
         self.revision += 1
 
-    async def _take_over(self, adopted: Collection[Slot]) -> None:
-        found = (self._replica_of(slot) for slot in adopted)
-        loading = [
-            asyncio.create_task(self._load_adopted(replica))
-            for replica in found
-            if replica is not None and replica.stopped_by is None
-        ]
-        if loading:
-            _done, late = await asyncio.wait(loading, timeout=_TAKE_OVER_S)
-            self._background |= late
-            for task in late:
-                task.add_done_callback(self._background.discard)
-
-    def _replica_of(self, slot: Slot) -> Replica | None:
-        deployment, index = slot
-        generation = self.generations.get(deployment)
-        return generation.replicas[index] if generation is not None and index < len(generation.replicas) else None
-
-    async def _load_adopted(self, replica: Replica) -> None:
-        try:
-            await replica.load("reconcile")
-        except SbctlError as error:
-            self._log.warning("an engine was not taken over", deployment=replica.deployment, error=str(error))
-
-    async def _bring_back(self, generation: Generation) -> None:
-        try:
-            async with self._bringing_back:
-                if generation.member.warm:
-                    await generation.load("reconcile")
-                    return
-                await self._ports.launch.provisioner.prepare(generation.member, quiet)
-            for replica in generation.replicas:
-                replica.note_cached()
-        except SbctlError as error:
-            self._log.warning("not brought back", deployment=generation.deployment, error=str(error))
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        keep(self._background, (asyncio.create_task(work),))
 
 
 def _conflict(expected: int | None, actual: int | None) -> RefusedError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -18,12 +18,14 @@ from sbctl.base import strict_json
 from sbctl.base.errors import InputError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished, NodeProgress
-from sbctl.runtime.cluster.node import ClusterNode
 from sbctl.runtime.cluster.progress import is_done, progress_of, unplaced_of
 from sbctl.runtime.control import followed
 from sbctl.runtime.listeners import read_body
 from sbctl.runtime.provision import Progress
 from sbctl.trust.cluster_bundle import bundle_mark
+
+if TYPE_CHECKING:
+    from sbctl.runtime.cluster.node import ClusterNode
 
 __all__ = ["publish", "with_cluster"]
 

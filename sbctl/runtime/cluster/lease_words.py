@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import LeaseDocument
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, Changed, ClusterStore, Resync
 from sbctl.runtime.log import get_log
-from sbctl.trust.peer_kinds import LEASE
+from sbctl.trust.peer_kinds import LEASE, moment_of
 
 __all__ = ["SignedLease"]
+
+_HEARD_S: Final = 3600.0
 
 
 class SignedLease:
@@ -49,3 +55,17 @@ class SignedLease:
         except SbctlError as error:
             self._log.warning("a lease is not believed", code=error.code, reason=error.message)
             return None
+
+    async def follow(self, store: ClusterStore) -> None:
+        """A lease that is renewed is a sign of an authority, also while nothing is to be done. Until cancelled."""
+        heard_s: float | None = None
+        loop = asyncio.get_running_loop()
+        async for told in store.watch(Bucket.LEASES, CONTROLLER_KEY):
+            entries = told.entries if isinstance(told, Resync) else (told.entry,) if isinstance(told, Changed) else ()
+            for entry in entries:
+                if heard_s is not None and loop.time() - heard_s < _HEARD_S:
+                    continue
+                lease = self.open(entry.value)
+                if lease is not None:
+                    heard_s = loop.time()
+                    await asyncio.to_thread(self._fences.hear, moment_of(lease.renewed_at_unix_ms))

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from aiohttp import web
+
 from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_config import ClusterConfig
@@ -26,6 +28,7 @@ from sbctl.placement.model import PlacementPolicy
 from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
 from sbctl.runtime.cluster.bundle_archive import BundleArchive
+from sbctl.runtime.cluster.control import with_cluster
 from sbctl.runtime.cluster.controller import Controller, Figures
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.directory import Directory
@@ -41,7 +44,7 @@ from sbctl.runtime.cluster.publisher import Publisher, PublisherPorts
 from sbctl.runtime.cluster.report import Reporter, watch_replicas
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.status import Facts, status_document
-from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, Changed, ClusterStore, Resync
+from sbctl.runtime.cluster.store import ClusterStore
 from sbctl.runtime.cluster.store_tls import store_context
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.fallback import Externals
@@ -64,14 +67,12 @@ from sbctl.runtime.room import Budget
 from sbctl.runtime.settings import Settings
 from sbctl.trust.cluster_fences import authority_stale
 from sbctl.trust.peer_documents import Peer
-from sbctl.trust.peer_kinds import moment_of
 
 __all__ = ["ClusterNode", "Host", "NodeStore"]
 
 _PREPARE_S: Final = 10.0
 _COME_BACK_S: Final = 20.0
 """The longest that a node takes to find the store again."""
-_HEARD_S: Final = 3600.0
 _LEAVE_S: Final = 1.0
 _SERVICE_AGAIN_S: Final = 1.0
 
@@ -299,6 +300,10 @@ class ClusterNode:
         """Whether gateways get in."""
         return self._listener is not None and self._listener.is_bound and self.trust.signer is not None
 
+    def with_routes(self, app: web.Application) -> web.Application:
+        """The control socket's application with those of the cluster."""
+        return with_cluster(app, self)
+
     def reload_identity(self) -> None:
         """The identity directory has another one. Raises what reading it raises."""
         self.trust.reload(now=self._clock.now())
@@ -311,7 +316,7 @@ class ClusterNode:
         self._run("publisher", self.publisher.run)
         self._run("desired", self.desired.run)
         self._run("obey", self.obedience.run)
-        self._run("authorities", self._follow_lease)
+        self._run("authorities", lambda: self._words.follow(self.store))
         self._run("replicas", lambda: watch_replicas(self._host.reconciler, self._host.drain, self.publisher.poke))
         if {"gateway", "authority"} & set(self.config.roles):
             self._run("roster", self.roster.run)
@@ -431,20 +436,6 @@ class ClusterNode:
             except SbctlError as error:
                 self._log.info("the store's buckets", code=error.code, reason=error.message)
                 await asyncio.sleep(_SERVICE_AGAIN_S)
-
-    async def _follow_lease(self) -> None:
-        """A lease that is renewed is a sign of an authority, also while nothing is to be done."""
-        heard_s: float | None = None
-        loop = asyncio.get_running_loop()
-        async for told in self.store.watch(Bucket.LEASES, CONTROLLER_KEY):
-            entries = told.entries if isinstance(told, Resync) else (told.entry,) if isinstance(told, Changed) else ()
-            for entry in entries:
-                if heard_s is not None and loop.time() - heard_s < _HEARD_S:
-                    continue
-                lease = self._words.open(entry.value)
-                if lease is not None:
-                    heard_s = loop.time()
-                    await asyncio.to_thread(self.fences.hear, moment_of(lease.renewed_at_unix_ms))
 
     def _is_stale(self) -> bool:
         return authority_stale(self.fences.authority_heard_at(), self._clock.now())

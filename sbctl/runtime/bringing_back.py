@@ -1,0 +1,66 @@
+"""After a start: engines that a former daemon left running are taken over, the others come up in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from sbctl.base.errors import SbctlError
+from sbctl.runtime.engine_host import Slot
+from sbctl.runtime.generation import Generation
+from sbctl.runtime.log import get_log
+from sbctl.runtime.provision import Provisioner, quiet
+from sbctl.runtime.replica import Replica
+
+__all__ = ["bring_back", "keep", "take_over"]
+
+_TAKE_OVER_S: Final = 30.0
+
+
+async def take_over(generations: Mapping[str, Generation], adopted: Collection[Slot]) -> set[asyncio.Task[None]]:
+    """Engines of `adopted` are ready when this returns; those that take more than half a minute are returned, still on their way."""
+    found = (_replica_of(generations, slot) for slot in adopted)
+    loading = [
+        asyncio.create_task(_load_adopted(replica))
+        for replica in found
+        if replica is not None and replica.stopped_by is None
+    ]
+    if not loading:
+        return set()
+    _done, late = await asyncio.wait(loading, timeout=_TAKE_OVER_S)
+    return late
+
+
+def _replica_of(generations: Mapping[str, Generation], slot: Slot) -> Replica | None:
+    deployment, index = slot
+    generation = generations.get(deployment)
+    return generation.replicas[index] if generation is not None and index < len(generation.replicas) else None
+
+
+async def _load_adopted(replica: Replica) -> None:
+    try:
+        await replica.load("reconcile")
+    except SbctlError as error:
+        get_log("reconcile").warning("an engine was not taken over", deployment=replica.deployment, error=str(error))
+
+
+async def bring_back(generation: Generation, gate: asyncio.Semaphore, provisioner: Provisioner) -> None:
+    """Warm ones ready, others with their weights in place; what goes wrong is told by the replicas."""
+    try:
+        async with gate:
+            if generation.member.warm:
+                await generation.load("reconcile")
+                return
+            await provisioner.prepare(generation.member, quiet)
+        for replica in generation.replicas:
+            replica.note_cached()
+    except SbctlError as error:
+        get_log("reconcile").warning("not brought back", deployment=generation.deployment, error=str(error))
+
+
+def keep(background: set[asyncio.Task[None]], tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Until they are done."""
+    for task in tasks:
+        background.add(task)
+        task.add_done_callback(background.discard)

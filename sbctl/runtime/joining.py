@@ -1,0 +1,43 @@
+"""The runtime as a node of its cluster, where its configuration says so; nothing of clusters is loaded on a host that is on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from sbctl.base.clock import SYSTEM_CLOCK
+from sbctl.runtime.drain import Drain
+from sbctl.runtime.identity import HeldIdentity
+from sbctl.runtime.metrics import RuntimeMetrics
+from sbctl.runtime.provision import Provisioner
+from sbctl.runtime.reconcile import Reconciler
+from sbctl.runtime.room import Budget
+from sbctl.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from sbctl.runtime.cluster.node import ClusterNode
+
+__all__ = ["joined"]
+
+
+def joined(  # noqa: PLR0917 - the parts of a daemon
+    settings: Settings,
+    reconciler: Reconciler,
+    provisioner: Provisioner,
+    drain: Drain,
+    metrics: RuntimeMetrics,
+    identity: HeldIdentity | None,
+    budget: Budget,
+    gpus: Iterable[Mapping[str, object]],
+) -> ClusterNode | None:
+    """None on a host of its own, and for a daemon that was started by hand. Raises as `ClusterNode`."""
+    config = settings.config.cluster
+    if config is None or settings.started_by_hand:
+        return None
+    from sbctl.runtime.cluster.node import ClusterNode, Host
+
+    host = Host(settings, reconciler, provisioner, drain, metrics, budget, tuple(gpus), SYSTEM_CLOCK)
+    node = ClusterNode(host, config)
+    if identity is not None:
+        identity.on_change(node.reload_identity)
+    return node
