@@ -260,3 +260,14 @@ def test_a_queued_caller_that_leaves_frees_its_place_at_once(world: World) -> No
         waiting.close()
         world.until(lambda: queued() == 0)
     holder.close()
+
+
+def test_a_provider_that_is_this_gateway_again_is_asked_once_and_not_in_a_circle(world: World) -> None:
+    own = ExternalMember(name="own", base_url=f"{world.runtime.status()['http_url']}/v1", models={"c-model": "c-model"})
+    desired = world.desired()
+    origin = desired.origins["ai.internal"].model_copy(update={"stand_ins": (own,)})
+    world.apply(desired.model_copy(update={"origins": {"ai.internal": origin}, "api_keys": {}}))
+    world.runtime.act("c", "stop")
+    assert world.route(model="c-model") == "503"
+    refused = [line for line in world.runtime.log.read_text().splitlines() if '"event": "refused"' in line]
+    assert len(refused) == 2

@@ -36,7 +36,8 @@ _ACTION: Final = {400: "caller", 413: "caller", 422: "caller", 401: "key", 402: 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request as the provider gets it. `path` is behind its base URL; `relay` makes what takes one answer."""
+    """One request as the provider gets it. `path` is behind its base URL; `relay` makes what takes one answer; `way`: the gateways that
+    it went through, this one last, so that a provider that is a gateway sees a circle."""
 
     path: str
     body: bytes
@@ -44,6 +45,7 @@ class Question:
     request_id: str
     client: Client
     relay: Callable[[], Relay]
+    way: tuple[str, ...] | None = None
 
 
 class _KeyUnusableError(Exception):
@@ -96,6 +98,8 @@ class ExternalProviders:
         now_s = asyncio.get_running_loop().time
         try:
             headers = {"Content-Type": question.content_type, "X-Request-Id": question.request_id}
+            if question.way:
+                headers["x-sbproxy-via"] = ", ".join(question.way)
             if key is not None:
                 headers["Authorization"] = f"Bearer {self._secret(key).reveal().decode('ascii')}"
             fetcher, url = self._reach(member, question.path)

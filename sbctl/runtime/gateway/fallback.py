@@ -2,10 +2,14 @@
 
 Only before the first byte of an answer, only when the fault is on our side (cold, full, failed, stopped), never for what the caller did
 wrong or may not do. A caller that says `x-sbproxy-disallow-prompt-training` is led to providers with `no_prompt_training` only.
+
+Two gateways may name each other as providers, or one itself. So a request to a provider says whose hands it went through
+(`x-sbproxy-via`), and one that comes back here, or went through eight, is led to no provider again.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final, Protocol
 
 from sbctl.base.errors import HTTP_STATUS, SbctlError
@@ -15,11 +19,15 @@ from sbctl.runtime.gateway.asked import Asked
 from sbctl.runtime.gateway.form import AskedForm
 from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.relay import Relay
+from sbctl.runtime.gateway.request import Request
 from sbctl.trust.bundle import ExternalMember, LocalStandIn, OriginMember, StandIn
 
-__all__ = ["Externals", "disallows_training", "is_our_fault", "provider_body", "stand_ins"]
+__all__ = ["Externals", "disallows_training", "is_our_fault", "provider_body", "stand_ins", "way_of"]
 
 _DISALLOW: Final = b"x-sbproxy-disallow-prompt-training"
+_VIA: Final = b"x-sbproxy-via"
+_VIA_RE: Final = re.compile(r"[0-9a-f]{16}(?:, [0-9a-f]{16}){0,15}")
+_WAY_MAX: Final = 8
 
 
 class Externals(Protocol):
@@ -40,12 +48,24 @@ def disallows_training(head: RequestHead) -> bool:
     return said is not None and said.strip().lower() not in ("", "0", "false", "no")
 
 
-def stand_ins(origin: OriginMember, name: str, *, no_training: bool) -> tuple[StandIn, ...]:
-    """Who may answer for a public model name, in order. A deployment of this runtime always may."""
+def way_of(head: RequestHead, own: str) -> tuple[str, ...] | None:
+    """Which gateways the request went through, each by the name that it gave itself when it started, and `own` as the last; None where it
+    goes in a circle, or went through too many. What is not written as a gateway writes it says nothing."""
+    said = head.text(_VIA)
+    before = tuple(said.split(", ")) if said is not None and _VIA_RE.fullmatch(said) else ()
+    return None if own in before or len(before) >= _WAY_MAX else (*before, own)
+
+
+def stand_ins(origin: OriginMember, request: Request) -> tuple[StandIn, ...]:
+    """Who may answer for the public name of a request, in order. A deployment of this runtime always may."""
+
+    def may(member: ExternalMember) -> bool:
+        return request.way is not None and (member.no_prompt_training or not request.no_training)
+
     return tuple(
         member
         for member in origin.stand_ins
-        if name in member.models and (isinstance(member, LocalStandIn) or member.no_prompt_training or not no_training)
+        if request.name in member.models and (isinstance(member, LocalStandIn) or may(member))
     )
 
 

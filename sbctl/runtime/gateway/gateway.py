@@ -25,7 +25,14 @@ from sbctl.runtime.gateway.answers import Answer, error_answer, header_lines, js
 from sbctl.runtime.gateway.asked import Asked, read_asked, too_long
 from sbctl.runtime.gateway.asking import ask_over
 from sbctl.runtime.gateway.connection import ClientConnection
-from sbctl.runtime.gateway.fallback import Externals, disallows_training, is_our_fault, provider_body, stand_ins
+from sbctl.runtime.gateway.fallback import (
+    Externals,
+    disallows_training,
+    is_our_fault,
+    provider_body,
+    stand_ins,
+    way_of,
+)
 from sbctl.runtime.gateway.form import AskedForm, read_form
 from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.models import cold_deployments, model_rows
@@ -183,7 +190,17 @@ class Gateway:
             asked = read_asked(body, operation.kind)
         host = head.text(b"host") or ""
         caller = self._caller(head)
-        request = Request(operation, asked, host, caller, request_id, client, began_s, disallows_training(head))
+        request = Request(
+            operation,
+            asked,
+            host,
+            caller,
+            request_id,
+            client,
+            began_s,
+            disallows_training(head),
+            way_of(head, self._boot),
+        )
         reserved = self._accounts.reserve(caller, asked)
         relay: Relay | None = None
         status = 499
@@ -232,7 +249,15 @@ class Gateway:
         request.admitted_s = asyncio.get_running_loop().time()
         body, content_type = provider_body(request.asked, model=member.models[request.name])
         path = request.operation.path.removeprefix("/v1")
-        question = Question(path, body, content_type, request.id, request.client, lambda: self._external_relay(request))
+        question = Question(
+            path,
+            body,
+            content_type,
+            request.id,
+            request.client,
+            lambda: self._external_relay(request),
+            way=request.way,
+        )
         return await self._externals.ask(member, question)
 
     async def _ask(self, request: Request) -> Relay:
@@ -268,7 +293,7 @@ class Gateway:
             origin = table.origin(request.host, bound_to_loopback=self._on_loopback)
             request.name, generation = table.resolve(origin, request.asked.model, instead=request.instead)
             request.served = request.generation = generation
-            request.stand_ins = stand_ins(origin, request.name, no_training=request.no_training)
+            request.stand_ins = stand_ins(origin, request)
             if not request.caller.may_use(request.name):
                 raise RefusedError("model_not_allowed", "this key may not use this model")
             await self._check_fit(request, generation)

@@ -32,6 +32,8 @@ class Request:
     began_s: float
     no_training: bool = False
     """The caller's prompts go to nobody who may train on them."""
+    way: tuple[str, ...] | None = ()
+    """The gateways that it went through, this one last; None where it may not be led to another."""
     admitted_s: float | None = None
     name: str = ""
     served: Served | None = None

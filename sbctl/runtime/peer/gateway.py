@@ -107,7 +107,7 @@ class ClusterGateway(Gateway):
         if member is None:
             raise RefusedError("unknown_model", "this model is not served here")
         served = request.served = _Elsewhere(deployment, member)
-        request.stand_ins = stand_ins(origin, request.name, no_training=request.no_training)
+        request.stand_ins = stand_ins(origin, request)
         if not request.caller.may_use(request.name):
             raise RefusedError("model_not_allowed", "this key may not use this model")
         return served

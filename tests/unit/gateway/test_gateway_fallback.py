@@ -13,7 +13,7 @@ from sbctl.runtime.admission import AdmissionError
 from sbctl.runtime.gateway.accounting import estimated_tokens, used_tokens
 from sbctl.runtime.gateway.asked import Asked, read_asked
 from sbctl.runtime.gateway.events import Usage
-from sbctl.runtime.gateway.fallback import disallows_training, is_our_fault, stand_ins
+from sbctl.runtime.gateway.fallback import disallows_training, is_our_fault, stand_ins, way_of
 from sbctl.trust.bundle import ExternalMember, LocalStandIn, OriginMember
 
 
@@ -54,12 +54,41 @@ def test_who_stands_in_is_in_order_and_keeps_what_the_caller_asks_for() -> None:
         for name, model, kept in (("one", "m", False), ("two", "m", True), ("other", "n", True))
     )
     origin = OriginMember(models={"m": "q", "n": "q"}, stand_ins=(one, two, other))
-    assert stand_ins(origin, "m", no_training=False) == (one, two)
-    assert stand_ins(origin, "m", no_training=True) == (two,)
-    assert stand_ins(origin, "unknown", no_training=False) == ()
+
+    def asked(name: str, *, no_training: bool = False, way: tuple[str, ...] | None = (HERE,)) -> Any:
+        return SimpleNamespace(name=name, no_training=no_training, way=way)
+
+    assert stand_ins(origin, asked("m")) == (one, two)
+    assert stand_ins(origin, asked("m", no_training=True)) == (two,)
+    assert stand_ins(origin, asked("unknown")) == ()
     local = LocalStandIn(name="spare", deployment="s", models=("m",))
     chained = origin.model_copy(update={"stand_ins": (one, local, two)})
-    assert stand_ins(chained, "m", no_training=True) == (local, two), "what stays on the host trains nobody"
+    assert stand_ins(chained, asked("m", no_training=True)) == (local, two), "what stays on the host trains nobody"
+    assert stand_ins(chained, asked("m", way=None)) == (local,), "what goes in a circle stays on the host"
+
+
+HERE, THERE = "0" * 16, "1" * 16
+
+
+@pytest.mark.parametrize(
+    ("said", "way"),
+    [
+        (None, (HERE,)),
+        ("", (HERE,)),
+        (THERE, (THERE, HERE)),
+        (f"{THERE}, {HERE}", None),
+        (HERE, None),
+        (", ".join(f"{number:016x}" for number in range(1, 8)), (*(f"{n:016x}" for n in range(1, 8)), HERE)),
+        (", ".join(f"{number:016x}" for number in range(1, 9)), None),
+        ("x" * 4000, (HERE,)),
+        (f"{THERE},\u00e9", (HERE,)),
+    ],
+)
+def test_a_request_that_comes_back_or_went_through_eight_gateways_is_led_to_no_other(
+    said: str | None, way: tuple[str, ...] | None
+) -> None:
+    head = SimpleNamespace(text=lambda _name: said)
+    assert way_of(cast("Any", head), HERE) == way
 
 
 @pytest.mark.parametrize(
