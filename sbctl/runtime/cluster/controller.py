@@ -169,7 +169,13 @@ class Controller:
             if row.snapshot is not None
         }
         removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked")
-        return ClusterView(nodes, watching_since_ms=since_ms, removed=removed, expected=self._figures.expected)
+        return ClusterView(
+            nodes,
+            watching_since_ms=since_ms,
+            removed=removed,
+            expected=self._figures.expected,
+            stale_since_ms=self._roster.view.stale_since_ms,
+        )
 
     def _demands(self) -> tuple[DeploymentDemand, ...]:
         held, figures = self._desired.held, self._figures
