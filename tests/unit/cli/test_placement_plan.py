@@ -92,7 +92,7 @@ def test_each_worker_has_its_reason_when_asked_for_and_what_has_no_place_is_refu
         "big has no place for 2 of 4 replicas; nearest: gpu-3 q4_k_m: needs 20.0 GiB of main memory"
     )
     with pytest.raises(RefusedError, match="big has no place"):
-        refuse_unfit(Planned(plan, world.inputs(), FleetObservation({}, {}, {}), world.config))
+        refuse_unfit(Planned(plan, world.inputs(), FleetObservation({}, {}, {}, 0.0), world.config))
 
 
 def test_as_data_it_has_every_worker_and_its_facts(world: ProviderWorld) -> None:
