@@ -19,7 +19,7 @@ _WEIGHTS: Final = "disk for weights"
 
 
 def refuse_unfit(found: Planned) -> None:
-    """Raises RefusedError `doctor.blocked`, which names every blocker, before anything is begun."""
+    """Raises RefusedError `doctor.blocked`, which names every blocker, and `cluster.no_place`, before anything is begun."""
     blocking = list(blockers(found))
     if not blocking:
         _refuse_unplaced(found)
@@ -42,7 +42,7 @@ def _refuse_unplaced(found: Planned) -> None:
     """In a cluster what fits is a matter of all workers together."""
     if found.plan.placement is not None and found.plan.unfit:
         raise RefusedError(
-            "doctor.blocked",
+            "cluster.no_place",
             f"nothing was begun, since not all replicas would have a place: {'; '.join(found.plan.unfit[:_SHOWN_MAX])}",
             next_step="ask for fewer replicas or less memory, add workers, or go on all the same (--accept-blockers)",
         )
