@@ -21,6 +21,7 @@ from sbctl.base.secret import Secret
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state, not_confirmed
 from sbctl.cli.last_seen import remember_seen
 from sbctl.cli.lost_hosts import clear_returned
+from sbctl.cli.needed_secrets import refuse_missing_secrets
 from sbctl.cli.planning import Planned, PlanRequest, desired_of, planned, update_of
 from sbctl.cli.relaying import Relays
 from sbctl.cli.sharing import stop_when_lost
@@ -118,6 +119,7 @@ def apply(
             from sbctl.cli.blockers import refuse_unfit
 
             refuse_unfit(found)
+        refuse_missing_secrets(workspace, found)
         if not request.assume_yes and not confirm(found.plan):
             raise not_confirmed()
         signer = ensure_signer(workspace, found.config, assume_yes=request.assume_yes)
