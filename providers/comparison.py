@@ -182,6 +182,15 @@ class Comparison:
             return None
         return self.forgotten(reason)
 
+    def goes_with_host(self) -> Change | None:
+        """For weights and engines of a node of a cluster whose runtime goes too: they are in use until that ends, which ends the engines, and the
+        host's marker takes the directories with it. None on other hosts."""
+        runtime = Address("runtime", self.address.scope)
+        was = self.context.recorded_specs.get(runtime)
+        if self.desired is not None or runtime in self.context.desired_specs or was is None:
+            return None
+        return None if was["config"].get("cluster") is None else self.forgotten("it goes with the runtime")
+
     @property
     def is_admin_managed(self) -> bool:
         """Whether the admin API goes on owning the deployments of this host: it has some, and sb.yml leaves them to it."""

@@ -31,7 +31,13 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         return comparison.unreachable()
     if desired is None:
         gone = comparison.left_to_cluster("the host's cache keeps it until it needs the room: sbctl models prune")
-        return gone or comparison.kept_for_others() or comparison.held_by_others() or _removed(comparison)
+        return (
+            gone
+            or comparison.kept_for_others()
+            or comparison.held_by_others()
+            or comparison.goes_with_host()
+            or _removed(comparison)
+        )
     return _wanted(comparison, desired)
 
 

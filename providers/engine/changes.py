@@ -32,7 +32,12 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
     if observed.status == "unreachable":
         return comparison.unreachable()
     if desired is None:
-        return comparison.kept_for_others() or comparison.held_by_others() or _removed(comparison)
+        return (
+            comparison.kept_for_others()
+            or comparison.held_by_others()
+            or comparison.goes_with_host()
+            or _removed(comparison)
+        )
     if desired.spec["launch"] == "wheel":
         return _installed(comparison, desired, desired.spec["versions"])
     builds = builds_to_install(desired.spec, observed.informative["programs"] if comparison.bootstrapped else {})
