@@ -23,7 +23,7 @@ from sbctl.artifacts.claim import Claim, Claimant
 from sbctl.artifacts.fetch_policy import parse_url, shown
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.http_answers import pause_s, size_error
-from sbctl.artifacts.partial import Partial, Validator, require_space
+from sbctl.artifacts.partial import Partial, Validator, held_bytes, require_space
 from sbctl.artifacts.sources import ArchivePin, Location, NamedSource
 from sbctl.artifacts.transfer import Transfer, source_place
 from sbctl.base import fs
@@ -140,7 +140,7 @@ class _Job:
         self, url: URL, pin: ArchivePin, target: Path, sha256: str, size_bytes: int | None, *, is_last: bool
     ) -> None:
         archive = target.with_name(target.name + ".archive")
-        require_space(target.parent, (pin.size_bytes or 0) + (size_bytes or 0))
+        require_space(target.parent, max(0, (pin.size_bytes or 0) - held_bytes(archive)) + (size_bytes or 0))
         await self._download(url, archive, pin.sha256, pin.size_bytes, is_last=is_last)
         try:
             pieces = read_member(archive, pin.member, max_bytes=size_bytes or _UNKNOWN_SIZE_CAP_BYTES)

@@ -28,20 +28,33 @@ from sbctl.base.display import format_bytes
 from sbctl.base.errors import ArtifactError, InputError, SbctlError
 from sbctl.base.limits import MIB
 
-__all__ = ["Partial", "Validator", "fetched_bytes", "require_space"]
+__all__ = ["Partial", "Validator", "fetched_bytes", "held_bytes", "require_space"]
 
 _COPY_BYTES: Final = 1 << 20
 _JOURNAL_MAX_BYTES: Final = 16 * MIB
 _SPACE_MARGIN_BYTES: Final = 16 * MIB
+_BLOCK_BYTES: Final = 512
+"""Of st_blocks, whatever the filesystem's own are."""
 _UNKNOWN: Final = 1 << 62
 """The length of a file of which nobody says how long it is."""
 
 
 def require_space(directory: Path, need_bytes: int) -> None:
-    """Raises ArtifactError `disk.full`, with both figures, when `directory` cannot take `need_bytes` and a margin."""
+    """Raises ArtifactError `disk.full`, with both figures, when `directory` cannot take `need_bytes` more and a margin."""
     free = fs.free_bytes(directory)
-    if free is not None and free < need_bytes + _SPACE_MARGIN_BYTES:
-        raise _full(directory, need_bytes, free)
+    if need_bytes > 0 and free is not None and free < need_bytes + _SPACE_MARGIN_BYTES:
+        raise _full(directory, need_bytes + _SPACE_MARGIN_BYTES, free)
+
+
+def held_bytes(target: Path) -> int:
+    """What unfinished files of `target` take on the disk, space that is reserved for what has not come included: whoever goes on with
+    them, or begins anew in their place, does not need it once more. Never fails."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(target.parent):
+            if entry.name.startswith(f"{target.name}.") and entry.name.endswith(".part"):
+                total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    return total
 
 
 def _full(directory: Path, need_bytes: int, free: int) -> ArtifactError:

@@ -20,7 +20,7 @@ from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.foreign_caches import ForeignCache, bring_over, candidates
 from sbctl.artifacts.locks import artifact_lock_path, hold_async
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
-from sbctl.artifacts.partial import require_space
+from sbctl.artifacts.partial import held_bytes, require_space
 from sbctl.artifacts.publication import distinct, publish
 from sbctl.artifacts.seal import check_facts
 from sbctl.artifacts.sources import FileSource, Location, named_sources, parse_source
@@ -231,7 +231,9 @@ class _Ensuring:
         missing = [file for file in missing if file.sha256 not in self._at_hand]
         if self._offline and missing and not _local_sources(self._facts):
             raise _offline_missing(self._facts, missing)
-        require_space(self._cache.root, sum(file.size_bytes for file in missing))
+        require_space(
+            self._cache.root, sum(max(0, file.size_bytes - held_bytes(partials / file.sha256)) for file in missing)
+        )
         done_bytes = self._facts.total_bytes - sum(file.size_bytes for file in missing)
         for file in missing:
             report = _part_of(self._progress, done_bytes, file, self._facts)

