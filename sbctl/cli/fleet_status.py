@@ -16,7 +16,7 @@ from sbctl.base.truths import Recorded
 from sbctl.cli.host_lines import Lines
 from sbctl.cli.public_certificates import certificate_notes, certificate_problems
 from sbctl.cli.workspace import Workspace
-from sbctl.node.snapshot import CertificateState, DeploymentState, NodeSnapshot
+from sbctl.node.snapshot import CertificateState, DeploymentState, NodeSnapshot, StoreState
 from sbctl.views.status_views import Condition, DeploymentStatus, HostStatus
 
 __all__ = ["Remembered", "fleet_status", "remembered", "status_of"]
@@ -105,6 +105,7 @@ def status_of(host: str, found: NodeSnapshot | SbctlError, known: Remembered, no
 
 
 def _problems(found: NodeSnapshot, known: Remembered, now: datetime) -> Iterator[str]:
+    yield from _store_problems(found.store)
     runtime = found.runtime
     if not runtime.running:
         if known.has_runtime:
@@ -127,6 +128,15 @@ def _problems(found: NodeSnapshot, known: Remembered, now: datetime) -> Iterator
         yield from _broken(deployment)
     yield from _certificate_problems(found.certificate, now)
     yield from certificate_problems(runtime.tls, now)
+
+
+def _store_problems(store: StoreState | None) -> Iterator[str]:
+    if store is None:
+        return
+    if not store.running:
+        yield "the cluster's store does not run here: systemctl status sbctl-store, sbctl apply"
+    elif not store.whole:
+        yield f"the cluster's store runs here and is not whole: {store.problem or 'no leader'}; what runs goes on"
 
 
 def _broken(deployment: DeploymentState) -> Iterator[str]:

@@ -21,6 +21,7 @@ from sbctl.node.snapshot import (
     NodeSnapshot,
     ReplicaState,
     RuntimeState,
+    StoreState,
 )
 from sbctl.views.status_views import HostStatus, status_body, status_exit_code, status_text
 
@@ -53,6 +54,8 @@ def judged(snapshot: NodeSnapshot | SbctlError, known: Remembered = KNOWN) -> Ho
         ({"runtime": RuntimeState()}, "the runtime is gone"),
         ({"runtime": RuntimeState(installed_versions=("0.1.0",))}, "does not run"),
         ({"runtime": RuntimeState(**{**RUNS, "healthy": False})}, "not healthy"),
+        ({"store": StoreState()}, "store does not run here"),
+        ({"store": StoreState(running=True, problem="no meta leader")}, "not whole: no meta leader"),
         ({"bundle": None}, "revision none, and the state remembers 12"),
         ({"bundle": BundleState(revision=11, content_digest="d")}, "revision 11"),
         ({"deployments": ()}, "deployment chat is not there"),
