@@ -12,7 +12,9 @@ import socket
 from collections.abc import Collection, MutableMapping
 from typing import Final, Literal, Self
 
+from sbctl.base.display import display_safe
 from sbctl.base.errors import HostError
+from sbctl.node.machine import port_holders
 from sbctl.node.messages import RuntimeConfig
 from sbctl.runtime.listener_proof import port_holder
 
@@ -75,14 +77,20 @@ def bind_tcp(address: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         in_use = error.errno == errno.EADDRINUSE
-        holder = port_holder(port) if in_use else None
-        raise HostError(
-            "runtime.port_in_use" if in_use else "runtime.bind_failed",
-            f"the runtime cannot listen on {address}:{port}: {f'{holder} listens there' if holder else error.strerror}",
-            place=f"{address}:{port}",
-            next_step=f"{'stop it' if holder else 'find the other process with `ss -ltnp`'}, or choose another port in sb.yml",
+        code = "runtime.port_in_use" if in_use else "runtime.bind_failed"
+        raise _not_ours(
+            code, address, port, port_holder(port) if in_use else None, error.strerror or str(error)
         ) from error
     return sock
+
+
+def _not_ours(code: str, address: str, port: int, holder: str | None, why: str) -> HostError:
+    return HostError(
+        code,
+        f"the runtime cannot listen on {address}:{port}: {f'{holder} listens there' if holder else why}",
+        place=f"{address}:{port}",
+        next_step=f"{'stop it' if holder else 'find the other process with `ss -ltnp`'}, or choose another port in sb.yml",
+    )
 
 
 def base_url(sock: socket.socket, *, scheme: Literal["http", "https"] = "http") -> str:
@@ -100,8 +108,23 @@ def refuse_taken_ports(config: RuntimeConfig, ours: Collection[str]) -> None:
     if config.admin_enabled:
         wanted.append((config.admin_bind, config.admin_port))
     for address, port in wanted:
-        if port and _place(address, port) not in ours:
-            bind_tcp(address, port).close()
+        if not port or _place(address, port) in ours:
+            continue
+        beside = [one for one in port_holders([port]) if _overlap(one["address"], address)]
+        foreign = [one for one in beside if _place(one["address"], port) not in ours]
+        if beside and not foreign:
+            continue  # our own listener is in the way, on another address of this port: it goes before the new one comes
+        if foreign and len(foreign) < len(beside):
+            pid = foreign[0].get("pid")
+            holder = None if pid is None else f"{display_safe(foreign[0]['program'], max_chars=32)} (pid {pid})"
+            raise _not_ours("runtime.port_in_use", address, port, holder, "another process listens there")
+        bind_tcp(address, port).close()
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two listeners on one port are in each other's way."""
+    first, second = ipaddress.ip_address(_plain(one)), ipaddress.ip_address(_plain(other))
+    return first == second or first.is_unspecified or second.is_unspecified
 
 
 def _place(host: str, port: int) -> str:

@@ -77,6 +77,24 @@ def test_a_taken_port_names_who_has_it() -> None:
     refuse_taken_ports(config, ())
 
 
+@pytest.mark.parametrize(("held", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0")])
+def test_our_own_listener_on_another_address_of_the_port_is_not_in_the_way(held: str, asked: str) -> None:
+    with bind_tcp(held, 0) as ours:
+        ours.listen()
+        port = int(ours.getsockname()[1])
+        config = RuntimeConfig(lineage="L", host="h", http_bind_port=port, http_bind_address=asked)
+        refuse_taken_ports(config, [f"{held}:{port}"])
+        with pytest.raises(HostError):
+            refuse_taken_ports(config, [f"127.0.0.9:{port}"])
+    with bind_tcp("127.0.0.1", 0) as ours, bind_tcp("127.0.0.2", port := int(ours.getsockname()[1])) as other:
+        ours.listen()
+        other.listen()
+        config = RuntimeConfig(lineage="L", host="h", http_bind_port=port, http_bind_address="0.0.0.0")
+        with pytest.raises(HostError) as caught:
+            refuse_taken_ports(config, [f"127.0.0.1:{port}"])
+        assert caught.value.code == "runtime.port_in_use"
+
+
 def test_a_handed_over_socket_that_is_no_ip_socket_is_left_alone() -> None:
     left, right = socket.socketpair()
     ours = HandedOver([left])
