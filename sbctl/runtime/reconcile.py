@@ -51,8 +51,11 @@ class Assigned:
     drain_s: Mapping[str, float] = field(default_factory=dict)
 
 
+async def _nothing() -> None: ...
+
+
 class Reconciler:
-    """Owns generations and routes. Everything is used from one event loop."""
+    """Owns generations and routes. Everything is used from one event loop. `revision` counts commits of this process."""
 
     def __init__(
         self,
@@ -73,7 +76,6 @@ class Reconciler:
         self.staged: dict[str, Generation] = {}
         """Of a change that is under way."""
         self.revision = 0
-        """Counts commits of this process."""
         self._accepted: AcceptedBundle | None = None
         self._scope = scope
         self._trust = trust
@@ -191,13 +193,12 @@ class Reconciler:
         for name, generation in generations.items():
             generation.assigned = names.get(name, generation.assigned)
 
-    async def apply_content(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
-        """The content of a file that the daemon was started with by hand."""
-
-        async def nothing_durable() -> None: ...
-
+    async def apply_content(
+        self, content: BundleContent, progress: Progress, commit: Callable[[], Awaitable[None]] = _nothing
+    ) -> dict[str, Any]:
+        """The content of a file that the daemon was started with by hand. `commit`: what has to be durable before it serves."""
         async with self._lock:
-            return await self._change_to(content, nothing_durable, progress)
+            return await self._change_to(content, commit, progress)
 
     async def replace_deployments(
         self, deployments: Mapping[str, DeploymentMember], expected_revision: int | None, progress: Progress = quiet
@@ -237,10 +238,12 @@ class Reconciler:
                 raise
 
     async def clear(self) -> None:
-        """Desire nothing: routes gone, engines stopped, the bundle forgotten; the fence stays."""
+        """Desire nothing: routes gone, engines stopped, the bundle forgotten; the fence stays. What a cluster assigned stays, too."""
         async with self._lock:
             await asyncio.to_thread(self._store.forget_bundle)
             self._accepted = None
+            if self._assigned is not None:
+                return
             self._events.tell(EventKind.BUNDLE_CLEARED, "nothing is desired any more")
             old, self.generations, self.routes = list(self.generations.values()), {}, RouteTable()
             await self._retiring.retire(old, drain_s=self._drain_s)
@@ -298,8 +301,7 @@ class Reconciler:
         for task in self._background:
             task.cancel()
         leave = self._ports.launch.host.outlives_daemon
-        ending = [*self.generations.values(), *self.leaving]
-        await self._retiring.retire(ending, drain_s=drain_s, leave=leave)
+        await self._retiring.retire([*self.generations.values(), *self.leaving], drain_s=drain_s, leave=leave)
 
     # Inside the lock
 

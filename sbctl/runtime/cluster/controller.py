@@ -152,7 +152,11 @@ class Controller:
             self._reign = _Reign(epoch, await self._plan_before())
         reign = self._reign
         view = self._view(since_ms)
-        if not reign.plan.settled and self._now_ms() - since_ms < self._figures.first_wait_ms:
+        if (
+            not reign.plan.settled
+            and not self._knows_all(view)
+            and self._now_ms() - since_ms < self._figures.first_wait_ms
+        ):
             return
         reign.counter += 1
         plan = await asyncio.to_thread(self._evaluate, view, reign)
@@ -176,6 +180,9 @@ class Controller:
             expected=self._figures.expected,
             stale_since_ms=self._roster.view.stale_since_ms,
         )
+
+    def _knows_all(self, view: ClusterView) -> bool:
+        return bool(view.expected) and view.expected <= view.nodes.keys() | view.removed
 
     def _demands(self) -> tuple[DeploymentDemand, ...]:
         held, figures = self._desired.held, self._figures

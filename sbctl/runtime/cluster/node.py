@@ -331,7 +331,8 @@ class ClusterNode:
         """Nothing new from gateways, and the last word of this process. Never raises."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * _LEAVE_S)
         self._tasks = []
         if self._peers is not None:
             self._peers.stop_admitting()

@@ -21,6 +21,8 @@ __all__ = ["Roster", "node_of_key"]
 
 _LOOK_S: Final = 1.0
 _BATCH_S: Final = 0.05
+_SPACING: Final = 10.0
+"""Judging a large cluster anew takes this part of one processor at most."""
 _SUFFIX: Final = ".snapshot"
 
 
@@ -92,6 +94,7 @@ class Roster:
             self._arrived.set()
 
     async def _take(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -103,13 +106,16 @@ class Roster:
                     for node in gone:
                         self._directory.remove(node)
             except SbctlError as error:
+                # What cannot be remembered is not believed; who was believed before is asked on, as while the store is away.
+                self._was_away_until_s = loop.time()
                 self._log.error("snapshots not taken", code=error.code, reason=error.message)
                 await asyncio.sleep(_LOOK_S)
                 self._waiting = texts | self._waiting
                 self._arrived.set()
                 continue
+            began_s = loop.time()
             await self.refresh()
-            await asyncio.sleep(_BATCH_S)
+            await asyncio.sleep(max(_BATCH_S, _SPACING * (loop.time() - began_s)))
 
     async def _look(self) -> None:
         """Time alone changes who counts."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from sbctl.base.errors import EngineError
+from sbctl.base.errors import EngineError, SbctlError
+from sbctl.node.placement_document import PlacementDocument
+from sbctl.node.snapshot import ClusterState
 from sbctl.runtime.cluster.store import Bucket
 from sbctl.runtime.provision import quiet
 from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.engine_world import facts, in_virtual_time, outcome_of, until
 from tests.simulators.runtime_world import content, member
 
 MINUTE_S = 60.0
@@ -49,7 +54,11 @@ def test_a_bundle_becomes_replicas_and_every_part_says_so(tmp_path: Path) -> Non
         status = a.node.status()
         assert status["summary"]["eligible_workers"] == 2
         assert status["deployment_authority"]["active_revision"] == 1
-        assert status["bundle"]["revision"] == 1
+        told = ClusterState.model_validate_json(json.dumps(status))
+        assert (told.is_authority, told.store_reachable, set(told.members)) == (True, True, {"q"})
+        assert told.bundle is not None
+        assert told.bundle.revision == 1
+        PlacementDocument.model_validate_json(json.dumps(told.placement))
 
     _run(tmp_path, scenario)
 
@@ -178,5 +187,36 @@ def test_a_bundle_of_the_hosts_own_is_in_force_until_the_first_assignment_and_it
         assert w1.starts == 1
         assert w1.reconciler.bundle() is None
         assert w1.runtime_store.fence() is not None
+        # from here on the cluster alone says what runs: the host's own bundle is neither taken nor, cleared, missed
+        again = world.operator.bundle(own, 2, scope="w1")
+        assert await outcome_of(w1.reconciler.apply_bundle(again, 1, quiet)) == "bundle.cluster_authority"
+        await w1.reconciler.clear()
+        assert w1.slots() == [0]
 
     _run(tmp_path, scenario)
+
+
+def test_a_disk_that_is_full_takes_no_node_out_of_the_gateways_sight(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1 = await world.build(a=("authority", "gateway"), w1=("worker",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1)
+
+        def full(_marks: object) -> None:
+            raise SbctlError("cluster.state_not_written", "no space left", retryable=True)
+
+        a.node.fences.advance = full  # type: ignore[method-assign]
+        await asyncio.sleep(5 * MINUTE_S)
+        rows = a.node.roster.view.rows
+        assert rows["w1"].exclusion == "snapshot_expired"
+        assert a.node.roster.is_asked(rows["w1"])
+
+    _run(tmp_path, scenario)
+
+
+def test_a_host_on_its_own_loads_nothing_of_clusters() -> None:
+    loaded = (
+        "import sys, sbctl.runtime.daemon; print([n for n in sys.modules if 'runtime.cluster' in n or n == 'nats'])"
+    )
+    found = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
