@@ -7,7 +7,6 @@ import json
 import re
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -16,26 +15,23 @@ import pytest
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import SbctlError
 from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer, StoreTiming
-from sbctl.runtime.cluster.store import BUNDLE_KEY, Bucket
+from sbctl.runtime.cluster.store import Bucket
 from tests.lab.fixture import Lab, LabHost
-from tests.simulators.operator_world import OperatorWorld, new_world
+from tests.simulators.operator_world import SBCTL, OperatorWorld, new_world
 from tests.simulators.store_contract import eventually
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 IDENTITY = "/etc/sbctl/identity"
 UNIT = "sbctl-store.service"
-# The rest of a cluster is refused to users until all of it is there.
-PROGRAM = (
-    "import sbctl.config.host_view as view; view.check_cluster = lambda *_: None;"
-    "import sys; from sbctl.cli.main import main; sys.exit(main())"
-)
+PROBE = "probe"
+"""A key that no runtime writes."""
 
 
 def sbctl(world: OperatorWorld, *arguments: str, expect: int = 0) -> str:
     world.save()
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [SBCTL, *arguments],
         cwd=world.fleet, env=world.environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == expect, (
@@ -127,13 +123,15 @@ async def test_power_loss_of_the_leader_takes_no_acknowledged_write(
     await store.start()
     try:
         await store.prepare(replicas=3)
-        await store.put(Bucket.DESIRED, BUNDLE_KEY, b"acknowledged")
+        await store.put(Bucket.DESIRED, PROBE, b"acknowledged")
         lost = leader(hosts)
         await asyncio.to_thread(lab.kill, lost)
-        entry = await eventually(lambda: store.get(Bucket.DESIRED, BUNDLE_KEY))
-        assert entry.value == b"acknowledged"
-        await eventually(lambda: store.put(Bucket.DESIRED, BUNDLE_KEY, b"without it"))
-        await asyncio.to_thread(lab.start, lost)
+        try:
+            entry = await eventually(lambda: store.get(Bucket.DESIRED, PROBE))
+            assert entry.value == b"acknowledged"
+            await eventually(lambda: store.put(Bucket.DESIRED, PROBE, b"without it"))
+        finally:
+            await asyncio.to_thread(lab.start, lost)
 
         async def whole() -> bool | None:
             said = await asyncio.to_thread(lost.ssh, "curl -s 127.0.0.1:8222/healthz", check=False)
@@ -159,7 +157,7 @@ async def test_stores_restart_one_after_another_while_somebody_writes(
         while not stop.is_set():
             number += 1
             with suppress(SbctlError):
-                await store.put(Bucket.DESIRED, "trust", str(number).encode())
+                await store.put(Bucket.DESIRED, PROBE, str(number).encode())
                 acknowledged = number
             await asyncio.sleep(0.05)
 
@@ -169,7 +167,7 @@ async def test_stores_restart_one_after_another_while_somebody_writes(
         await asyncio.to_thread(sbctl, fleet, "apply", "--yes")
         stop.set()
         await writing
-        entry = await eventually(lambda: store.get(Bucket.DESIRED, "trust"))
+        entry = await eventually(lambda: store.get(Bucket.DESIRED, PROBE))
         assert int(entry.value) >= acknowledged > 0
     finally:
         stop.set()
