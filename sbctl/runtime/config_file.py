@@ -65,20 +65,23 @@ class ConfigFile:
         """Read it now and make it so; the report of the change. `by` is for the log.
 
         Raises InputError `file.*`, `json.*`, `runtime.config_invalid`; RefusedError `runtime.restart_needed`, `models_lock.drift`; what
-        preparing and starting raise. Nothing changed then.
+        preparing and starting raise; SbctlError `store_failed` where the audit could not be written. Nothing changed then.
         """
+
+        async def noted() -> None:
+            await asyncio.to_thread(self._audit, "config.reload", "config", {"file": str(self._path)})
+
         async with self._lock:
             self._seen = await asyncio.to_thread(_mark, self._path)
             try:
                 content = self._content(await asyncio.to_thread(self._read))
-                report = await self._reconciler.apply_content(content, progress)
+                report = await self._reconciler.apply_content(content, progress, noted)
             except SbctlError as error:
                 self._log.error(
                     "the file is not taken: what served before goes on", by=by, code=error.code, why=str(error)
                 )
                 self._events.tell(EventKind.CONFIG_REFUSED, f"{error.code}: {error.message}")
                 raise
-            await asyncio.to_thread(self._audit, "config.reload", "config", {"file": str(self._path)})
             self._log.info("the file is taken", by=by)
             self._events.tell(EventKind.CONFIG_TAKEN, f"{self._path}, by {by}")
             return report

@@ -30,7 +30,7 @@ from sbctl.runtime.residency import Residency
 from sbctl.runtime.retiring import Retiring
 from sbctl.runtime.routes import RouteTable
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
-from sbctl.runtime.transition import Delta, Transition
+from sbctl.runtime.transition import Delta, Transition, nothing_durable
 from sbctl.trust.bundle import BundleContent, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
@@ -49,9 +49,6 @@ class Assigned:
     content: BundleContent
     names: Mapping[str, AssignedAs]
     drain_s: Mapping[str, float] = field(default_factory=dict)
-
-
-async def _nothing() -> None: ...
 
 
 class Reconciler:
@@ -194,7 +191,7 @@ class Reconciler:
             generation.assigned = names.get(name, generation.assigned)
 
     async def apply_content(
-        self, content: BundleContent, progress: Progress, commit: Callable[[], Awaitable[None]] = _nothing
+        self, content: BundleContent, progress: Progress, commit: Callable[[], Awaitable[None]] = nothing_durable
     ) -> dict[str, Any]:
         """The content of a file that the daemon was started with by hand. `commit`: what has to be durable before it serves."""
         async with self._lock:

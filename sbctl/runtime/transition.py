@@ -28,7 +28,7 @@ from sbctl.runtime.resident import Resident
 from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember, member_digest
 
-__all__ = ["Delta", "Transition", "placed"]
+__all__ = ["Delta", "Transition", "nothing_durable", "placed"]
 
 _log = get_log("transition")
 
@@ -38,6 +38,10 @@ def placed(error: SbctlError, deployment: str, scope: str, stage: str) -> SbctlE
     wire = error.to_wire()
     detail = {**wire["detail"], "deployment": deployment, "stage": stage}
     return error_from_wire({**wire, "place": f"deployment.{scope}/{deployment}", "detail": detail})
+
+
+async def nothing_durable() -> None:
+    """The commit of a change that nobody has to remember."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,30 @@ def test_a_bad_file_leaves_the_old_serving_and_says_why(
     _run(tmp_path, scenario)
 
 
+def test_a_file_that_the_audit_cannot_name_is_not_taken(tmp_path: Path, make_member: MakeMember) -> None:
+    async def scenario(hand: _Hand) -> None:
+        hand.write({"q": make_member()})
+        await hand.opened().reload("test")
+
+        def full(*_: Any) -> None:
+            raise SbctlError("store_failed", "the disk is full")
+
+        hand.write({"q": make_member(max_concurrency=9)})
+        file = ConfigFile(
+            load_settings(hand.paths, hand.file),
+            lambda: load_settings(hand.paths, hand.file),
+            hand.reconciler,
+            events=hand.events,
+            audit=full,
+        )
+        with pytest.raises(SbctlError, match="full"):
+            await file.reload("test")
+        assert hand.states() == {"q": "ready"}
+        assert hand.reconciler.generations["q"].number == 1, "the engine that served before serves"
+
+    _run(tmp_path, scenario)
+
+
 def test_a_change_is_taken_up_once_the_file_lies_still(tmp_path: Path, make_member: MakeMember) -> None:
     async def scenario(hand: _Hand) -> None:
         hand.write({"q": make_member()})
