@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sbctl.base.errors import EngineError, SbctlError
+from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.node.snapshot import ClusterState
+from sbctl.runtime.cluster.control import publish
 from sbctl.runtime.cluster.store import Bucket
 from sbctl.runtime.provision import quiet
 from tests.simulators.cluster_nodes import clustered
@@ -127,6 +129,49 @@ def test_a_lost_node_is_replaced_and_gets_its_share_when_it_is_back(tmp_path: Pa
         await asyncio.sleep(2 * MINUTE_S)
         assert _slots(w1, w2) == [0, 1]
         assert len(w1.engines.alive) == len(w2.engines.alive) == 1
+
+    _run(tmp_path, scenario)
+
+
+def test_a_node_behind_a_cut_link_serves_on_and_gives_up_what_went_elsewhere_when_it_is_heard_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1, w2 = await world.build(a=("authority",), w1=("worker",), w2=("worker",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1, w2)
+        own = w1.slots()
+        world.store.cut("w1")
+        await _served(w2)
+        assert w1.slots() == own
+        world.store.mend("w1")
+        await until(lambda: _slots(w1, w2) == [0, 1] and len(w1.engines.alive) + len(w2.engines.alive) == 2)
+        await asyncio.sleep(2 * MINUTE_S)
+        assert _slots(w1, w2) == [0, 1]
+
+    _run(tmp_path, scenario)
+
+
+def test_who_publishes_is_told_of_every_node_and_of_what_found_no_place(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1 = await world.build(a=("authority",), w1=("worker",))
+        notes: list[str] = []
+
+        async def published(revision: int, wait_s: float, **changes: object) -> ClusterPublished:
+            envelope = world.bundle({"q": Q.model_copy(update=changes)}, revision)
+            asked = ClusterPublish(envelope=envelope, expected_revision=revision - 1 or None, wait_s=wait_s)
+            return await publish(a.node, asked, lambda _done, _total, note: notes.append(note))
+
+        done = await published(1, 300, replicas=1)
+        assert (done.ready, done.in_store, done.unplaced) == (True, True, {})
+        assert {name: one.state for name, one in done.nodes.items()} == {"w1": "ready"}
+        assert notes[-1] == "w1: ready"
+        nowhere = await published(2, 60, replicas=3, required_labels={"gpu": "yes"})
+        assert (nowhere.ready, nowhere.unplaced) == (False, {"q": 3})
+        w1.engines.faults[:] = [EngineError("engine_early_exit", "the engine ended while loading")] * 40
+        broken = await published(3, 60, replicas=1, max_concurrency=9)
+        assert not broken.ready
+        assert (broken.nodes["w1"].state, broken.nodes["w1"].detail) == ("failed", "q: engine_early_exit")
 
     _run(tmp_path, scenario)
 
