@@ -183,5 +183,10 @@ def _local_file(path: Path, relative: str, *, single: bool) -> Path:
             "artifact.symlink_refused", "a file: source is not followed through a symbolic link", place=str(found)
         )
     if not found.is_file():
-        raise ArtifactError("artifact.file_missing", "there is no such regular file", place=str(found))
+        raise ArtifactError(
+            "artifact.file_missing",
+            "there is no such regular file",
+            place=str(found),
+            next_step="a file: source is a path of the host that serves: put the file there, or correct the catalog's source",
+        )
     return found

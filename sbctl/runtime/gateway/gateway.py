@@ -141,7 +141,7 @@ class Gateway:
             return json_answer({"object": "list", "data": list(rows.values())})
         row = rows.get(_model_of(head.path) or "")
         if row is None:
-            raise RefusedError("unknown_model", "this model is not served here")
+            raise RefusedError("unknown_model", "this model is not served here: GET /v1/models lists those that are")
         return json_answer(row)
 
     def _rows(self, table: routes.RouteTable, origin: OriginMember, caller: routes.Caller) -> dict[str, dict[str, Any]]:

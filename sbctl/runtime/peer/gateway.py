@@ -105,7 +105,7 @@ class ClusterGateway(Gateway):
         request.name, deployment = table.named(origin, request.asked.model, instead=request.instead)
         member = self._cluster.member(deployment)
         if member is None:
-            raise RefusedError("unknown_model", "this model is not served here")
+            raise RefusedError("unknown_model", "this model is not served here: GET /v1/models lists those that are")
         served = request.served = _Elsewhere(deployment, member)
         request.stand_ins = stand_ins(origin, request)
         if not request.caller.may_use(request.name):
