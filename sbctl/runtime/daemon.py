@@ -76,6 +76,7 @@ from sbctl.runtime.store import RuntimeStore
 from sbctl.runtime.supervise import die_with_supervisor
 from sbctl.runtime.unit_host import UnitEngineHost
 from sbctl.runtime.unit_records import UnitRecords
+from sbctl.runtime.watching import keep_watching
 from sbctl.runtime.weight_watch import WeightWatch
 
 __all__ = ["Daemon", "run_serve"]
@@ -239,16 +240,16 @@ class Daemon:
             if self._cluster is not None:
                 await self._cluster.start()
             observed = ObservedMemory(self._settings.paths.state, self._running_engines)
-            watching = [asyncio.create_task(self._drain.watch()), asyncio.create_task(observed.watch())]
-            watching.append(asyncio.create_task(self._weight_watch().watch()))
-            watching.append(asyncio.create_task(self._metrics.devices.watch()))
+            watches = {"drain": self._drain.watch, "memory": observed.watch, "devices": self._metrics.devices.watch}
+            watches["weights"] = self._weight_watch().watch
             if self._certificate is not None:
-                watching.append(asyncio.create_task(self._certificate.watch()))
+                watches["certificate"] = self._certificate.watch
             if self._config_file is not None:
-                watching.append(asyncio.create_task(self._config_file.watch()))
+                watches["file"] = self._config_file.watch
+            watching = [asyncio.create_task(keep_watching(what, watch)) for what, watch in watches.items()]
             await self._wait(stop)
-            for watch in watching:
-                watch.cancel()
+            for task in watching:
+                task.cancel()
         finally:
             await self._shut_down()
 

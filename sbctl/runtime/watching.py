@@ -1,0 +1,27 @@
+"""What is looked at again and again beside the requests: a fault in one look is told, and the looking goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from sbctl.base.errors import SbctlError
+from sbctl.runtime.log import get_log
+
+__all__ = ["keep_watching"]
+
+_AGAIN_S: Final = 30.0
+
+
+async def keep_watching(what: str, watch: Callable[[], Awaitable[None]]) -> None:
+    """Until `watch` ends by itself, or this is cancelled. One that fails begins anew after half a minute."""
+    while True:
+        try:
+            await watch()
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+            told = str(error) if isinstance(error, SbctlError) else repr(error)
+            get_log("watch").error("a look failed", what=what, error=told, again_s=_AGAIN_S)
+        else:
+            return
+        await asyncio.sleep(_AGAIN_S)
