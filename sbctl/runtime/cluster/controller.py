@@ -170,7 +170,7 @@ class Controller:
         nodes = {
             name: node_of(row.snapshot, heard_at_ms=row.heard_at_ms, exclusion=row.exclusion)
             for name, row in rows.items()
-            if row.snapshot is not None
+            if row.snapshot is not None and row.heard_at_ms
         }
         removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked")
         return ClusterView(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final, Literal
 
 from sbctl.base.clock import Clock
@@ -143,6 +144,19 @@ class Directory:
         for node_id, why in refused.items():
             self._refuse(node_id, why, digests[node_id])
         self._collected_at_ms = self._now_ms()
+
+    def recall(self, texts: Mapping[str, str], at: datetime) -> None:
+        """Snapshots that were believed at `at`, before this process started: known, and expired. Those that are not good any more are left out."""
+        marks = self.fences.known()
+        for node_id, text in texts.items():
+            try:
+                one = self.trust.verifier.open(text, SNAPSHOT, now=at, marks=marks, publisher=node_id)
+            except SbctlError as error:
+                get_log("cluster").info("a kept snapshot is not used", node=node_id, code=error.code)
+                continue
+            self._accept(node_id, one, "")
+            if (known := self._known.get(node_id)) is not None:
+                known.row, known.ends_at_ms = replace(known.row, heard_at_ms=0), 0
 
     def contact(self) -> None:
         """The store answered, and had nothing new."""

@@ -101,12 +101,16 @@ class ClusterLease:
 
     async def run(self) -> None:
         """Take it when it is free, and keep it, until cancelled; then give it back."""
+        said = ""
         try:
             while True:
                 try:
                     await self.step()
+                    said = ""
                 except SbctlError as error:
-                    self._log.warning("lease", code=error.code, reason=error.message)
+                    if error.code != said:
+                        self._log.warning("lease", code=error.code, reason=error.message)
+                    said = error.code
                 await asyncio.sleep(self._ttl_s / _RENEWALS_A_TTL * (0.8 + self._chance() / 5))
         finally:
             await self.release()

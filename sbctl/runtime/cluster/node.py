@@ -43,6 +43,7 @@ from sbctl.runtime.cluster.plan_feed import PlanFeed
 from sbctl.runtime.cluster.publisher import Publisher, PublisherPorts
 from sbctl.runtime.cluster.report import Reporter, watch_replicas
 from sbctl.runtime.cluster.roster import Roster
+from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.status import Facts, status_document
 from sbctl.runtime.cluster.store import ClusterStore
 from sbctl.runtime.cluster.store_tls import store_context
@@ -157,6 +158,7 @@ class ClusterNode:
             clock=self._clock,
             active=lambda: self.desired.mark,
             grace_s=_COME_BACK_S + 2 * self.config.publish_interval_ms / 1000,
+            memory=RosterMemory(self._host.settings.paths.state),
         )
 
     def _make_publisher_and_obedience(self) -> Publisher:

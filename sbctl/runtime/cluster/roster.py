@@ -14,6 +14,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import BundleMark
 from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
+from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Gone, Resync
 from sbctl.runtime.log import get_log
 
@@ -21,6 +22,7 @@ __all__ = ["Roster", "node_of_key"]
 
 _LOOK_S: Final = 1.0
 _BATCH_S: Final = 0.05
+_KEEP_S: Final = 30.0
 _SPACING: Final = 10.0
 """Judging a large cluster anew takes this part of one processor at most."""
 _SUFFIX: Final = ".snapshot"
@@ -47,6 +49,7 @@ class Roster:
         clock: Clock,
         active: Callable[[], BundleMark | None],
         grace_s: float,
+        memory: RosterMemory,
     ) -> None:
         """`grace_s`: so long after the store came back, snapshots that ended meanwhile still count for requests."""
         self._directory = directory
@@ -54,6 +57,9 @@ class Roster:
         self._clock = clock
         self._active = active
         self._grace_s = grace_s
+        self._memory = memory
+        self._texts: dict[str, str] = {}
+        self._kept: dict[str, str] = {}
         self._lock = asyncio.Lock()
         self._waiting: dict[str, str] = {}
         self._gone: set[str] = set()
@@ -70,10 +76,31 @@ class Roster:
         self._listeners.append(listener)
 
     async def run(self) -> None:
+        if not self.view.rows:
+            await self._recall()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._take())
             group.create_task(self._look())
+            group.create_task(self._remember())
+
+    async def _recall(self) -> None:
+        found = await asyncio.to_thread(self._memory.recall)
+        if found is not None:
+            async with self._lock:
+                await asyncio.to_thread(self._directory.recall, *found)
+            self._was_away_until_s = asyncio.get_running_loop().time()
+            await self.refresh()
+
+    async def _remember(self) -> None:
+        """Now and then, who counts."""
+        while True:
+            await asyncio.sleep(_KEEP_S)
+            rows = self.view.rows
+            texts = {name: text for name, text in self._texts.items() if name in rows and not rows[name].exclusion}
+            if texts and texts != self._kept:
+                self._kept = texts
+                await asyncio.to_thread(self._memory.keep, texts, self._clock.now())
 
     async def _follow(self) -> None:
         async for told in self._store.watch(Bucket.NODES):
@@ -105,6 +132,8 @@ class Roster:
                     await asyncio.to_thread(self._directory.take, texts)
                     for node in gone:
                         self._directory.remove(node)
+                        self._texts.pop(node, None)
+                self._texts |= texts
             except SbctlError as error:
                 # What cannot be remembered is not believed; who was believed before is asked on, as while the store is away.
                 self._was_away_until_s = loop.time()

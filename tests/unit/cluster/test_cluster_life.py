@@ -259,6 +259,32 @@ def test_a_disk_that_is_full_takes_no_node_out_of_the_gateways_sight(tmp_path: P
     _run(tmp_path, scenario)
 
 
+def test_a_gateway_that_starts_while_the_store_is_away_asks_the_nodes_that_it_knew(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1, gw = await world.build(a=("authority",), w1=("worker",), gw=("gateway",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1)
+        await asyncio.sleep(2 * MINUTE_S)
+        world.store.quorum = False
+        await gw.crash()
+        for name in world.nodes:
+            world.store.cut(name)
+        gw = await world.start("gw")
+        world.store.cut("gw")
+        await asyncio.sleep(5 * MINUTE_S)
+        row = gw.node.roster.view.rows["w1"]
+        assert (row.exclusion, gw.node.roster.is_asked(row)) == ("snapshot_expired", True)
+        assert gw.node.feed.plan is not None
+        assert gw.node.desired.held is not None
+        await gw.crash()
+        (world.paths("gw").state / "directory.json").write_text("{}")
+        gw = await world.start("gw")
+        await asyncio.sleep(1)
+        assert not any(gw.node.roster.is_asked(row) for row in gw.node.roster.view.rows.values())
+
+    _run(tmp_path, scenario)
+
+
 def test_a_host_on_its_own_loads_nothing_of_clusters() -> None:
     loaded = (
         "import sys, sbctl.runtime.daemon; print([n for n in sys.modules if 'runtime.cluster' in n or n == 'nats'])"
