@@ -61,7 +61,8 @@ def catalog_check(host: str, models: Iterable[Servable]) -> Check:
         )
     largest = fit[-1]
     words = f"{len(fit)} of {plural(len(listed), 'model')} of the catalog fit; the largest is {largest.model}:{largest.variant}"
-    return Check("models", "pass", f"{words} ({format_bytes(largest.needs_bytes or 0)})", host=host)
+    least = f"{format_bytes(largest.needs_bytes or 0)} at least; sbctl models list: with the whole context"
+    return Check("models", "pass", f"{words} ({least})", host=host)
 
 
 def local_serving(checks: Iterable[Check], models: Iterable[Servable]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ equal bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final, Literal
 
@@ -244,16 +244,18 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
             for change in plan.changes
         ],
         "resource_drift": sorted(str(change.address) for change in plan.changes if change.drifted),
-        "refusals": [asdict(refusal) for refusal in (*(_unfit(said) for said in plan.unfit), *refusals(plan, limits))],
+        "refusals": [asdict(refusal) for refusal in (*_unfit(plan), *refusals(plan, limits))],
         "notes": list(plan.notes),
         "placement": None if plan.placement is None else dict(plan.placement),
         "header": dict(sorted(plan.header.items())),
     }
 
 
-def _unfit(said: str) -> Refusal:
+def _unfit(plan: Plan) -> Iterator[Refusal]:
     """What an apply says too, unless its caller takes it on."""
-    return Refusal("doctor.blocked", said, "apply --accept-blockers goes on all the same")
+    code = "doctor.blocked" if plan.placement is None else "cluster.no_place"
+    for said in plan.unfit:
+        yield Refusal(code, said, "apply --accept-blockers goes on all the same")
 
 
 def summary_document(plan: Plan) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def planned(tmp_path: Path, snapshot: NodeSnapshot, *changes: tuple[str, str]) -
         "Planned",
         SimpleNamespace(
             config=config(tmp_path),
-            plan=SimpleNamespace(changes=rows, hosts={"local": None}),
+            plan=SimpleNamespace(changes=rows, hosts={"local": None}, placement=None, unfit=()),
             inputs=SimpleNamespace(snapshots={"local": snapshot}, now=NOW),
             observation=SimpleNamespace(seconds=1.0),
         ),
