@@ -13,7 +13,7 @@ from sbctl.config.fleet import FleetModel
 from sbctl.config.layers import View
 from sbctl.config.models import AdminModel, ProxyModel
 
-__all__ = ["check_cluster", "check_fleet", "check_proxy", "not_available"]
+__all__ = ["check_fleet", "check_proxy", "not_available"]
 
 _CODE: Final = "config.not_available"
 _UNMANAGED_ADMIN: Final = (
@@ -24,14 +24,6 @@ _UNMANAGED_ADMIN: Final = (
 def not_available(report: Report, view: View, path: Path, sentence: str, *, remedy: str = "") -> None:
     """Refuse what stands at `path`; `sentence` says what is missing, `remedy` what works instead."""
     report.add(_CODE, sentence, view.key_span(path), notes=(remedy,) if remedy else ())
-
-
-def check_cluster(report: Report, view: View) -> None:
-    """Refuse `proxy.cluster` as it is written, whether or not the rest of `proxy` can be read."""
-    if isinstance(view.value, dict) and view.value.get("cluster") is not None:
-        sentence = "a cluster (placement, peers, signed state among nodes) is not in this version of sbctl"
-        remedy = "without proxy.cluster, every host that matches required_labels runs the deployment by itself"
-        not_available(report, view, ("cluster",), sentence, remedy=remedy)
 
 
 def check_proxy(report: Report, proxy: ProxyModel, view: View) -> None:

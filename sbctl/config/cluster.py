@@ -1,4 +1,4 @@
-"""`proxy.cluster` as sb.yml writes it (SBproxy, cluster configuration). Recognised and checked here; `availability` says it comes later."""
+"""`proxy.cluster` as sb.yml writes it (SBproxy, cluster configuration). What hosts with it are together: `cluster_shape`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from sbctl.base.errors import InputError
 from sbctl.base.field_types import Block
 from sbctl.catalog.loader import Catalog, builtin_catalog
 from sbctl.catalog.resolve import DeviceProfile, Resolution, resolve
-from sbctl.config.availability import check_cluster, check_proxy, not_available
+from sbctl.config.availability import check_proxy, not_available
 from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.checks import check_origins, check_proxy_rules, managed_providers
 from sbctl.config.cluster_fields import check_cluster_fields
@@ -120,7 +120,6 @@ class HostViewBuilder:
         )
 
     def _proxy(self, view: View, variables: Variables) -> ProxyModel | None:
-        check_cluster(self.report, view)
         value, found = without_foreign(view.value, ("proxy",))
         shown = [Foreign(each.path[1:], each.pattern, each.restricts) for each in found]
         report_foreign(self.report, view, "proxy", shown, self.accepted)

@@ -25,12 +25,6 @@ from tests.unit.providers.test_cluster import ROLES, text, world_of
 BIG = ", big: {model: qwen2.5-0.5b-instruct, variant: q4_k_m, replicas: %d, memory: 20GiB, warm: true}"
 
 
-@pytest.fixture(autouse=True)
-def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The rest of a cluster is refused to users until all of it is there.
-    monkeypatch.setattr("sbctl.config.host_view.check_cluster", lambda _report, _view: None)
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> ProviderWorld:
     return world_of(tmp_path, *ROLES)

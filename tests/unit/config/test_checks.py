@@ -118,7 +118,7 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
             "config.conflict",
             "two",
         ),
-        (proxy(top="cluster: {cluster_id: c}"), "config.not_available", "a cluster"),
+        (proxy(top="cluster: {cluster_id: c}"), "config.rule", "certificates"),
         ("fleet: {identity: {mode: manual}}\n" + proxy(), "config.rule", "needs ca_file"),
         ("fleet: {identity: {validity_days: 826}}\n" + proxy(), "config.out_of_range", "825"),
         (proxy(top="cluster: {cluster_id: c, replication: {factor: 9}}"), "config.out_of_range", "at most 8"),

@@ -10,12 +10,6 @@ from sbctl.base.errors import ConfigError, Diagnostic
 from sbctl.config.load import load
 
 
-@pytest.fixture(autouse=True)
-def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The rest of a cluster is refused to users until all of it is there.
-    monkeypatch.setattr("sbctl.config.host_view.check_cluster", lambda _report, _view: None)
-
-
 def found(directory: Path, cluster: str) -> tuple[Diagnostic, ...]:
     path = directory / "sb.yml"
     path.write_text(

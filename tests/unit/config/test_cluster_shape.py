@@ -15,12 +15,6 @@ PIN = "SHA256:" + "A" * 43
 ROLES = {"gw-1": "gateway", "gw-2": "gateway", "auth": "authority", "gpu-1": "worker", "gpu-2": "worker"}
 
 
-@pytest.fixture(autouse=True)
-def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The rest of a cluster is refused to users until all of it is there.
-    monkeypatch.setattr("sbctl.config.host_view.check_cluster", lambda _report, _view: None)
-
-
 def written(
     roles: dict[str, str] = ROLES,
     *,

@@ -13,7 +13,6 @@ from sbctl.config.diagnose import Report
 from sbctl.config.load import load
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "config"
-LATER = {"config.not_available"}
 RIGHT_REASONS = {"config.not_available", "config.unenforced", "config.unset_variable", "config.rule"}
 """What may stop a file of SBproxy's: a form that comes later, a restriction that is not enforced, a variable of the node, a cluster of which it
 tells one node alone."""
@@ -27,10 +26,10 @@ tells one node alone."""
         (
             "cluster_shared_key.yml",
             {},
-            {"config.unset_variable", "config.not_available", "config.unenforced", "config.rule"},
+            {"config.unset_variable", "config.unenforced", "config.rule"},
         ),
-        ("cluster_shared_key.yml", {"FIXTURE_NODE": "a"}, {"config.not_available", "config.unenforced", "config.rule"}),
-        ("cluster_mtls.yml", {}, LATER | {"file.missing", "config.rule"}),
+        ("cluster_shared_key.yml", {"FIXTURE_NODE": "a"}, {"config.unenforced", "config.rule"}),
+        ("cluster_mtls.yml", {}, {"file.missing", "config.rule"}),
         ("serving.yml", {}, set()),
         ("guarded.yml", {}, {"config.unenforced"}),
         ("relative_cache.yml", {}, {"config.bad_value"}),

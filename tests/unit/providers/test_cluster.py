@@ -53,12 +53,6 @@ def world_of(directory: Path, *hosts: str) -> ProviderWorld:
     return world
 
 
-@pytest.fixture(autouse=True)
-def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The rest of a cluster is refused to users until all of it is there.
-    monkeypatch.setattr("sbctl.config.host_view.check_cluster", lambda _report, _view: None)
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> ProviderWorld:
     return world_of(tmp_path, *ROLES)

@@ -32,9 +32,7 @@ def text(authorities: int = 1, workers: int = 1, store: str = "{}", address: str
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProviderWorld:
-    # The rest of a cluster is refused to users until all of it is there.
-    monkeypatch.setattr("sbctl.config.host_view.check_cluster", lambda _report, _view: None)
+def world(tmp_path: Path) -> ProviderWorld:
     world = ProviderWorld(tmp_path, *HOSTS)
     grant = Grant(node_id="authority", roles=("authority",))
     world.authority = Authority.create(
