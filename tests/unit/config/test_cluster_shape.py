@@ -124,6 +124,13 @@ REFUSED = {
         written(host=", proxy: {model_host: {deployments: {chat: {max_context: 1024}}}}"),
         "not the same on gpu-1 and on gpu-2",
     ),
+    "a canary whose store waits for another": (
+        written(
+            dict.fromkeys(("a", "b", "c"), "gateway, worker, authority"),
+            identity="identity: {directory: ./cluster}, update: {canary: b}, ",
+        ),
+        "its store changes only after that of a",
+    ),
     "an owner without a cluster": (
         written(proxy="https_bind_port: null", model_host="authority: cluster_authority, "),
         "leaves the deployments to a cluster",
