@@ -103,6 +103,11 @@ def test_a_bundle_becomes_replicas_and_nothing_that_dies_is_an_outage(tmp_path: 
         assert row["replicas"]
         assert _asked(lab) == [(200, "peer")] * 4
 
+        # so does a gateway: it asks the nodes that it knew
+        lab.kill("gw")
+        lab.start("gw").await_healthy(60)
+        until(lambda: _asked(lab, 1) == [(200, "peer")], "the gateway forgot whom to ask")
+
         # it is back without its data: the authority gives it everything again, in a new epoch
         lab.store.wipe()
         lab.store.start()

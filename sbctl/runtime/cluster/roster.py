@@ -22,7 +22,7 @@ __all__ = ["Roster", "node_of_key"]
 
 _LOOK_S: Final = 1.0
 _BATCH_S: Final = 0.05
-_KEEP_S: Final = 30.0
+_KEEP_S: Final = 5.0
 _SPACING: Final = 10.0
 """Judging a large cluster anew takes this part of one processor at most."""
 _SUFFIX: Final = ".snapshot"
@@ -59,7 +59,6 @@ class Roster:
         self._grace_s = grace_s
         self._memory = memory
         self._texts: dict[str, str] = {}
-        self._kept: dict[str, str] = {}
         self._lock = asyncio.Lock()
         self._waiting: dict[str, str] = {}
         self._gone: set[str] = set()
@@ -93,14 +92,24 @@ class Roster:
             await self.refresh()
 
     async def _remember(self) -> None:
-        """Now and then, who counts."""
+        """Who counts and what runs there, soon after that changed; nobody is forgotten for want of the store."""
+        kept: object = None
         while True:
-            await asyncio.sleep(_KEEP_S)
-            rows = self.view.rows
-            texts = {name: text for name, text in self._texts.items() if name in rows and not rows[name].exclusion}
-            if texts and texts != self._kept:
-                self._kept = texts
+            await asyncio.sleep(_LOOK_S)
+            counted = {name: row.snapshot for name, row in self.view.rows.items() if row.snapshot and not row.exclusion}
+            told = {
+                name: (
+                    one.boot_epoch,
+                    one.node.peer_address,
+                    [(each.deployment, each.deployment_generation, each.state) for each in one.replicas],
+                )
+                for name, one in counted.items()
+            }
+            if told and told != kept and self.watching_since_ms is not None:
+                kept = told
+                texts = {name: self._texts[name] for name in told if name in self._texts}
                 await asyncio.to_thread(self._memory.keep, texts, self._clock.now())
+                await asyncio.sleep(_KEEP_S)
 
     async def _follow(self) -> None:
         async for told in self._store.watch(Bucket.NODES):

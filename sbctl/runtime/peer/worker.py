@@ -247,8 +247,12 @@ class PeerWorker:
             try:
                 lease = await generation.admit(work.envelope.priority, avoid=failed)
             except SbctlError as error:
-                self._meter.rejected(generation.deployment, work.envelope.priority, error.code)
-                raise
+                successor = self._successor(work) if error.code == "draining" else None
+                if successor is None:
+                    self._meter.rejected(generation.deployment, work.envelope.priority, error.code)
+                    raise
+                work.generation = generation = successor
+                continue
             work.admitted_s = asyncio.get_running_loop().time()
             try:
                 await self._ask_replica(work, lease.replica)
@@ -260,6 +264,17 @@ class PeerWorker:
                     raise
             finally:
                 lease.release()
+
+    def _successor(self, work: _Work) -> Generation | None:
+        """What took the place of a generation that was replaced while the dispatch waited for it, within the time that it may wait.
+
+        Raises as `Assigned.serving`: a successor that has another number is told to the gateway.
+        """
+        waited_ms = (asyncio.get_running_loop().time() - work.began_s) * 1000
+        if waited_ms > work.generation.member.queue_timeout_ms:
+            return None
+        found = self._assigned.serving(work.envelope.deployment, work.envelope.deployment_generation)
+        return None if found is work.generation else found
 
     async def _ask_replica(self, work: _Work, replica: Replica) -> None:
         model, asked = work.generation.deployment, work.asked
