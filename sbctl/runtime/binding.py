@@ -76,18 +76,21 @@ def bind_tcp(address: str, port: int) -> socket.socket:
         sock.bind((address, port))
     except OSError as error:
         sock.close()
-        in_use = error.errno == errno.EADDRINUSE
-        code = "runtime.port_in_use" if in_use else "runtime.bind_failed"
-        raise _not_ours(
-            code, address, port, port_holder(port) if in_use else None, error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(address, port, port_holder(port)) from error
+        raise HostError(
+            "runtime.bind_failed",
+            f"the runtime cannot listen on {address}:{port}: {error.strerror}",
+            place=f"{address}:{port}",
+            next_step="choose an address that this host has, and a port that its account may use, in sb.yml",
         ) from error
     return sock
 
 
-def _not_ours(code: str, address: str, port: int, holder: str | None, why: str) -> HostError:
+def _in_use(address: str, port: int, holder: str | None) -> HostError:
     return HostError(
-        code,
-        f"the runtime cannot listen on {address}:{port}: {f'{holder} listens there' if holder else why}",
+        "runtime.port_in_use",
+        f"the runtime cannot listen on {address}:{port}: {holder or 'another process'} listens there",
         place=f"{address}:{port}",
         next_step=f"{'stop it' if holder else 'find the other process with `ss -ltnp`'}, or choose another port in sb.yml",
     )
@@ -117,7 +120,7 @@ def refuse_taken_ports(config: RuntimeConfig, ours: Collection[str]) -> None:
         if foreign and len(foreign) < len(beside):
             pid = foreign[0].get("pid")
             holder = None if pid is None else f"{display_safe(foreign[0]['program'], max_chars=32)} (pid {pid})"
-            raise _not_ours("runtime.port_in_use", address, port, holder, "another process listens there")
+            raise _in_use(address, port, holder)
         bind_tcp(address, port).close()
 
 
