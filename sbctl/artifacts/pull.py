@@ -130,7 +130,10 @@ def _from_files(files: Mapping[str, Path], fetcher: Fetcher) -> _FetchBlob:
         source = files.get(file.sha256)
         if source is None:
             raise ArtifactError(
-                "artifact.file_missing", f"the bytes of {file.path} were not put on this host", place=file.sha256
+                "artifact.file_missing",
+                f"the bytes of {file.path} were not put on this host",
+                place=file.sha256,
+                next_step="run sbctl apply again, which sends them",
             )
         if not await asyncio.to_thread(_adopt, source, target, file):
             await fetch_file(
