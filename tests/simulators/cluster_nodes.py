@@ -23,7 +23,7 @@ from sbctl.trust.cluster_bundle import (
 )
 from sbctl.trust.envelope import sign_envelope
 from tests.simulators.cluster_trust import ClusterAuthority, NodeKit
-from tests.simulators.nats_cluster import NatsCluster
+from tests.simulators.nats_cluster import NatsCluster, free_ports
 from tests.simulators.runtime_world import LINEAGE, Operator, RuntimeProcess, engine_program, prepare_node
 
 __all__ = ["CLUSTER", "IDENTITY_NAMES", "ClusterLab", "clustered", "until"]
@@ -89,7 +89,7 @@ class ClusterLab:
             node_id=name,
             roles=roles,
             store=servers,
-            peer=PeerPort() if "worker" in roles else None,
+            peer=PeerPort(port=free_ports(1)[0]) if "worker" in roles else None,
             expected_nodes=tuple(self.roles),
             **QUICK,
         )
