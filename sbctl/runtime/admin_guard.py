@@ -3,8 +3,8 @@
 reach       the address, the Host header, no other site's page (`admin_reach`)
 probes      /health, /healthz, /readyz, /livez need nothing more
 rate        so many requests a minute from one address, ten times as many from all
-credentials a session's cookie, or HTTP Basic of the main account, compared in constant time; after 5 failures of a source, it waits (1 s,
-            doubled, at most 60 s). Routes for anyone need none
+credentials a session's cookie, or HTTP Basic of the main account, compared in constant time; a source that keeps failing waits
+            (`guessing`). Routes for anyone need none
 CSRF        a change by cookie shows the session's token in X-CSRF-Token
 rights      the role that the table of routes asks for
 changes     application/json only, which a form or a simple cross-site request cannot send
@@ -16,7 +16,6 @@ import asyncio
 import base64
 import binascii
 import hmac
-from collections import OrderedDict
 from typing import Any, Final
 
 from aiohttp import web
@@ -29,6 +28,7 @@ from sbctl.runtime.admin_access import COOKIE, Accounts, Principal, Sessions
 from sbctl.runtime.admin_reach import Reach
 from sbctl.runtime.admin_routes import route_of
 from sbctl.runtime.failed_logins import FailedLogins
+from sbctl.runtime.guessing import Guessing
 from sbctl.runtime.listeners import PROBE_ROUTES, Handler
 from sbctl.runtime.rate_limit import RateLimiter
 
@@ -37,9 +37,6 @@ __all__ = ["PRINCIPAL", "AdminGuard", "basic_of"]
 PRINCIPAL: Final = web.RequestKey("principal", Principal)
 """Of a request that showed who asks."""
 
-_FREE_FAILURES: Final = 5
-_BACKOFF_CAP_S: Final = 60.0
-_SOURCES_MAX: Final = 1024
 _READING: Final = frozenset({"GET", "HEAD"})
 _HEADER_MAX_CHARS: Final = 2048
 _ALL_ADDRESSES: Final = 10
@@ -62,7 +59,7 @@ class AdminGuard:
         self._sessions = sessions
         self._per_minute = requests_per_minute
         self._reach = reach
-        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._guessing = Guessing()
         self._rates = RateLimiter()
         self._failed_logins = failed_logins
 
@@ -75,7 +72,11 @@ class AdminGuard:
             self._check_rate(request)
             self._admit(request)
             if request.method not in _READING and request.content_type != "application/json":
-                raise RefusedError("unsupported_media_type", "changes are application/json")
+                raise RefusedError(
+                    "unsupported_media_type",
+                    "changes are application/json",
+                    next_step="send Content-Type: application/json, also where there is no body",
+                )
             return await handler(request)
 
         return guard
@@ -93,15 +94,23 @@ class AdminGuard:
             principal = None if presented is None else self._accounts.basic(*presented)
             if principal is None:
                 self.failed(request, None if presented is None else presented[0])
-                raise RefusedError("unauthorized", "credentials are needed")
-            self.succeeded(request)
+                raise RefusedError(
+                    "unauthorized",
+                    "credentials are needed that hold here",
+                    next_step="HTTP Basic with the main account; operators log in by POST /admin/login",
+                )
+            self.succeeded(request, principal)
         request[PRINCIPAL] = principal
         ACTING.set(Actor(principal.name, principal.role, f"admin {request.remote or 'unix'}"))
         if request.method in _READING:
             return
         shown = request.headers.get("X-CSRF-Token", "")
         if principal.nonce is not None and not hmac.compare_digest(shown.encode(), principal.nonce.encode()):
-            raise RefusedError("csrf_missing", "CSRF token missing or invalid")
+            raise RefusedError(
+                "csrf_missing",
+                "CSRF token missing or invalid",
+                next_step="send the csrf_token of the login, or of GET /admin/session, as X-CSRF-Token",
+            )
         if principal.role != "admin" and (route is None or route.role == "admin"):
             raise RefusedError("forbidden", "this account may read, and change nothing")
 
@@ -126,26 +135,18 @@ class AdminGuard:
 
     def check_wait(self, request: web.Request) -> None:
         """Raises RefusedError `rate_limited` while a source has to wait after wrong credentials."""
-        now_s = asyncio.get_running_loop().time()
-        _count, blocked_until_s = self._failures.get(request.remote or "", (0, 0.0))
-        if now_s < blocked_until_s:
-            wait_s = max(1, round(blocked_until_s - now_s))
-            raise RefusedError("rate_limited", "too many wrong credentials", detail={"retry_after_s": wait_s})
+        self._guessing.check(request.remote or "", now_s=asyncio.get_running_loop().time())
 
-    def succeeded(self, request: web.Request) -> None:
-        self._failures.pop(request.remote or "", None)
+    def succeeded(self, request: web.Request, principal: Principal) -> None:
+        self._guessing.succeeded(request.remote or "", principal.name)
 
     def failed(self, request: web.Request, name: str | None) -> None:
-        """Counts a source that showed no right credentials; wrong ones are told in the audit."""
-        if name is not None:
-            self._failed_logins.tell(name, request.remote or "unix")
-        source = request.remote or ""
-        count = self._failures.get(source, (0, 0.0))[0] + 1
-        delay_s = 0.0 if count < _FREE_FAILURES else min(_BACKOFF_CAP_S, 2.0 ** (count - _FREE_FAILURES))
-        self._failures[source] = (count, asyncio.get_running_loop().time() + delay_s)
-        self._failures.move_to_end(source)
-        if len(self._failures) > _SOURCES_MAX:
-            self._failures.popitem(last=False)
+        """Wrong credentials are told in the audit, and their source may have to wait. Whoever shows none (`name` None) guesses at nothing."""
+        if name is None:
+            return
+        self._failed_logins.tell(name, request.remote or "unix")
+        account = name if self._accounts.has(name) else ""
+        self._guessing.failed(request.remote or "", account, now_s=asyncio.get_running_loop().time())
 
 
 def basic_of(request: web.Request) -> tuple[str, bytes] | None:

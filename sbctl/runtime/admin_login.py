@@ -41,7 +41,7 @@ class AdminLogin:
         if principal is None:
             self._guard.failed(request, name)
             raise RefusedError("unauthorized", "no account has this name and password")
-        self._guard.succeeded(request)
+        self._guard.succeeded(request, principal)
         ACTING.set(Actor(principal.name, principal.role, f"admin {request.remote or 'unix'}"))
         await asyncio.to_thread(self._note, "login", principal.name, {})
         token, nonce = self._sessions.open(principal)

@@ -200,7 +200,11 @@ async def test_G1_wrong_credentials_get_one_answer(target: Target, authorization
     headers = [] if authorization is None else [f"Authorization: {authorization}"]
     answer = await raw(target.admin_port, request(target, STATUS, *headers, authorized=False))
     assert status_of(answer) == 401
-    assert body_of(answer) == {"error": "credentials are needed", "code": "unauthorized"}
+    assert body_of(answer) == {
+        "error": "credentials are needed that hold here",
+        "code": "unauthorized",
+        "next_step": "HTTP Basic with the main account; operators log in by POST /admin/login",
+    }
     assert b'WWW-Authenticate: Basic realm="sbproxy admin"' in answer
     assert b"Cache-Control: no-store" in answer
 

@@ -238,3 +238,14 @@ async def test_a_wrong_password_is_in_the_audit_by_either_way(target: Target) ->
         while len(target.audited()) < 2:
             await asyncio.sleep(0.01)
     assert target.audited() == ["login_failed", "login_failed"], "no credentials are no wrong ones"
+
+
+async def test_G1_a_login_of_ones_own_does_not_pay_for_guesses_at_the_main_account(target: Target) -> None:
+    wrong = request(target, f"GET {BASE}/status", "Authorization: Basic YWRtaW46bm8=", authorized=False)
+    body = b'{"username": "viewer", "password": "only looks"}'
+    own = request(target, "POST /admin/login", "Content-Type: application/json", body=body, authorized=False)
+    for _ in range(4):
+        assert status_of(await raw(target.admin_port, wrong)) == 401
+    assert status_of(await raw(target.admin_port, own, seconds=30)) == 200
+    assert status_of(await raw(target.admin_port, wrong)) == 401
+    assert status_of(await raw(target.admin_port, wrong)) == 429
