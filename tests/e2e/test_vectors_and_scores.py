@@ -52,8 +52,7 @@ def world() -> Iterator[OperatorWorld]:
         host = made.config["proxy"]["model_host"]
         host["engines"] = {"llama_cpp": {"launch": "wheel"}}
         host["deployments"] = {
-            name: {"model": name, "pull": "on_boot", "warm": True, "max_concurrency": 2}
-            for name in models
+            name: {"model": name, "pull": "on_boot", "warm": True, "max_concurrency": 2} for name in models
         }
         made.config["origins"] = {"localhost": {"action": made.serving(vectors=["vectors"], scores=["scores"])}}
         made.config["fleet"] = {"hosts": {"machine": {"address": "local", "delivery": "push"}}}
