@@ -170,8 +170,11 @@ class _Bounded:
         return self._file.read(count)
 
     def readline(self) -> bytes:
+        """Names of what is imported, and texts of the oldest form; no checkpoint escapes anything in them."""
         data = self._file.readline(min(self._left, MIB))
         self._left -= len(data)
+        if b"\\" in data:
+            raise ValueError("an escape in a line of text")
         return data
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbctl.artifacts.formats.content import check_file
@@ -206,6 +206,7 @@ def test_the_import_that_is_refused_is_named(tmp_path: Path) -> None:
         check_tensors_only(path, "w.pt")
 
 
+@example(cut=2, put=b"c\\o\nx\n", form="row")
 @given(cut=st.integers(0, 2000), put=st.binary(max_size=8), form=st.sampled_from(["row", "archive"]))
 def test_whatever_is_changed_in_a_checkpoint_it_is_judged_and_nothing_else_happens(
     tmp_path_factory: pytest.TempPathFactory, cut: int, put: bytes, form: str
