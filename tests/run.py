@@ -1,7 +1,7 @@
 """`make test`: everything that can run on this machine, with what was left out and why. Ends with pytest's own summary.
 
 Unit-sized tests share the cores; tests that boot hosts, bind ports or drive the real engine take turns on one worker. The bounded soak, which
-mostly waits, runs beside all of them; what it has to say comes last. Skips are listed by pytest with their reasons; SBCTL_REQUIRE_ALL=1
+mostly waits, runs beside all of them and is told before the summary of the others. Skips are listed by pytest with their reasons; SBCTL_REQUIRE_ALL=1
 turns them into failures, apart from those marked optional.
 """
 
@@ -30,13 +30,26 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryFile("w+") as said:
         soak = subprocess.Popen([*pytest, "-n", "0", "tests/soak"], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
         try:
-            code = subprocess.run([*shared, "--ignore=tests/soak", "tests"], cwd=ROOT, check=False).returncode
-            return soak.wait() or code
+            code, summary = _run([*shared, "--ignore=tests/soak", "tests"])
+            code = soak.wait() or code
         finally:
             soak.terminate()
             soak.wait()
-            said.seek(0)
-            sys.stdout.write(f"beside them, the bounded soak:\n{said.read()}")
+        said.seek(0)
+        sys.stdout.write(f"beside them, the bounded soak:\n{said.read()}\nall others:\n{summary}")
+    return code
+
+
+def _run(argv: list[str]) -> tuple[int, str]:
+    """Show what pytest writes as it comes, but for its last line, which is the summary."""
+    last = ""
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as pytest:
+        assert pytest.stdout is not None
+        for line in pytest.stdout:
+            sys.stdout.write(last)
+            sys.stdout.flush()
+            last = line
+    return pytest.returncode, last
 
 
 if __name__ == "__main__":
