@@ -43,12 +43,12 @@ system-packages:
 test: $(VENV)/.dev system-packages ## every test that can run on this machine; says what it left out and why
 	@$(BIN)/python tests/run.py
 
-check: $(VENV)/.dev ## format, types, imports and unit tests, in under a minute
+check: $(VENV)/.dev ## format, types, imports and the unit tests that wait for nothing, in under a minute
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo 2>&1 | tail -4
-	@$(BIN)/pytest -q -n 2 tests/unit tests/providers
+	@$(BIN)/pytest -q -n 2 -m "not waits" tests/unit tests/providers
 
 coverage: $(VENV)/.dev ## branch coverage of state, plan, apply, config and trust: at least 95 % each
 	@$(BIN)/python tests/coverage_gate.py

@@ -19,6 +19,8 @@ from sbctl.artifacts.sources import ArchivePin, Location
 from sbctl.base.errors import ArtifactError, SbctlError
 from tests.simulators.hostile_http import HostileServer, Reply
 
+pytestmark = pytest.mark.waits
+
 DATA = os.urandom(700_000)
 SHA = hashlib.sha256(DATA).hexdigest()
 

@@ -17,6 +17,8 @@ from sbctl.base.errors import ArtifactError
 from tests.simulators.artifact_samples import artifact_of
 from tests.simulators.hostile_http import HostileServer, Reply
 
+pytestmark = pytest.mark.waits
+
 DATA = random.Random(7).randbytes(300_000)
 SHA = hashlib.sha256(DATA).hexdigest()
 

@@ -18,6 +18,8 @@ from sbctl.artifacts.fetcher import Fetcher
 from sbctl.base.errors import ArtifactError
 from tests.simulators.download_server import MISBEHAVIOURS, DownloadServer
 
+pytestmark = pytest.mark.waits
+
 DATA = random.Random(4).randbytes(1_500_000)
 SHA = hashlib.sha256(DATA).hexdigest()
 

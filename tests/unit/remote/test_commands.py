@@ -18,6 +18,8 @@ from sbctl.remote.ssh_links import SshLinks
 from sbctl.remote.transport import Completed
 from tests.simulators.hostile_ssh import HostileSsh, endless, never_ends, prints
 
+pytestmark = pytest.mark.waits
+
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
 

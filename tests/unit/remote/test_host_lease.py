@@ -24,6 +24,8 @@ from sbctl.node.paths import NodePaths, node_paths
 from sbctl.remote.host_lease import HostLease, open_lease
 from sbctl.remote.local import LocalTransport
 
+pytestmark = pytest.mark.waits
+
 DEADLINE_S = 60.0
 OURS = LeaseClaim("ops@laptop", "apply serial 12", "lineage", "12-a")
 THEIRS = LeaseClaim("ci@runner", "apply serial 13", "lineage", "13-b")
