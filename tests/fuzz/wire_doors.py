@@ -453,7 +453,7 @@ class _Client:
         assert not self.ended
         self.sent += data
 
-    def finish(self, *, broken: bool = False) -> None:
+    def finish(self, *, broken: bool = False, told: bool = True) -> None:
         assert self.begun
         self.ended = True
 

@@ -282,7 +282,7 @@ class Caller:
     def write(self, data: bytes) -> None:
         self.body += data
 
-    def finish(self, *, broken: bool = False) -> None:
+    def finish(self, *, broken: bool = False, told: bool = True) -> None:
         self.is_over, self.broke = True, broken
 
     def feed_from(self, source: Source | None) -> None:

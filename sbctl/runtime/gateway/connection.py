@@ -251,10 +251,10 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._transport.write(head + data)
 
-    def finish(self, *, broken: bool = False) -> None:
+    def finish(self, *, broken: bool = False, told: bool = True) -> None:
         if self._transport is None:
             return
-        rest = self._begun + (b"0\r\n\r\n" if self._chunks else b"")
+        rest = self._begun + (b"0\r\n\r\n" if self._chunks and told else b"")
         if rest:
             self._transport.write(rest)
         self._over(closing=self._closes or broken)

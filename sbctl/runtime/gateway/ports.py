@@ -52,8 +52,9 @@ class Client(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def finish(self, *, broken: bool = False) -> None:
-        """The answer is over; `broken`: the connection closes behind it."""
+    def finish(self, *, broken: bool = False, told: bool = True) -> None:
+        """The answer is over; `broken`: the connection closes behind it. Unless `told` in it that it broke, it ends without its last chunk,
+        so that nobody takes it for whole."""
         ...
 
     def feed_from(self, source: Source | None) -> None:

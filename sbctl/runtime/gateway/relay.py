@@ -121,12 +121,12 @@ class Relay:
             self.done.set_exception(error)
             return
         self.problem = error
-        self._tell(error)
-        self._client.finish(broken=True)
+        self._client.finish(broken=True, told=self._tell(error))
         self._finished()
 
-    def _tell(self, error: SbctlError) -> None:
-        """Say in a begun answer that it broke, where its form has a place for that."""
+    def _tell(self, error: SbctlError) -> bool:  # noqa: ARG002 - most forms have no place for it
+        """Say in a begun answer that it broke, where its form has a place for that; whether it has."""
+        return False
 
     def _whole(self, body: bytes, type_line: bytes = JSON_LINE) -> None:
         self.begun = True
@@ -162,8 +162,9 @@ class StreamRelay(Relay):
     def _close(self) -> None:
         raise EngineError("upstream_failed", "the engine closed the stream early", retryable=True)
 
-    def _tell(self, error: SbctlError) -> None:
+    def _tell(self, error: SbctlError) -> bool:
         self._client.write(b"data: " + compact(error_document(error, self._request_id)) + b"\n\n")
+        return True
 
 
 class WholeRelay(Relay):

@@ -570,3 +570,16 @@ async def test_the_end_is_said_and_idle_connections_are_closed_last(make: Any) -
         rest = await reader.read()
         assert b"Connection: close" in rest
         await world.server.see_off(PATIENCE_S)
+
+
+async def test_sound_that_breaks_off_is_not_taken_for_whole(make: Any) -> None:
+    async def play(_reader: Any, writer: asyncio.StreamWriter, _body: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + chunk(b"RIFF"))
+        await writer.drain()
+        writer.close()
+
+    world = await make(1, "text_to_speech")
+    world.engines[0].play = play
+    answer = await world.ask(post("/v1/audio/speech", model="public", input="Hi", voice="a"))
+    assert answer.endswith(chunk(b"RIFF"))

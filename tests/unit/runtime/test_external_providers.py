@@ -41,7 +41,7 @@ class Caller:
     def write(self, data: bytes) -> None:
         self.data += data
 
-    def finish(self, *, broken: bool = False) -> None:
+    def finish(self, *, broken: bool = False, told: bool = True) -> None:
         self.broken = broken
 
     def feed_from(self, source: Source | None) -> None: ...
