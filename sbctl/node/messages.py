@@ -111,6 +111,7 @@ class Method(StrEnum):
     BUNDLE_APPLY = "bundle.apply"
     BUNDLE_CLEAR = "bundle.clear"
     CLUSTER_PUBLISH = "cluster.publish"
+    CLUSTER_STATUS = "cluster.status"
     DEPLOYMENT_ACTION = "deployment.action"
     LOGS_READ = "logs.read"
     EVENTS_READ = "events.read"
@@ -473,6 +474,6 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.LOGS_READ: LogsRead,
     Method.EVENTS_READ: EventsRead,
 }
-"""SNAPSHOT and BUNDLE_CLEAR take no parameters."""
+"""SNAPSHOT, BUNDLE_CLEAR and CLUSTER_STATUS take no parameters."""
 
 Json = dict[str, Any]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["HostSession", "open_session"]
 
 _BY_BOOTSTRAP: Final = {Method.HOST_MARK: "mark", Method.HOST_UNMARK: "unmark", Method.RUNTIME_INSTALL: "install"}
-_READS: Final = frozenset((Method.LOGS_READ, Method.EVENTS_READ, Method.ARTIFACT_LIST))
+_READS: Final = frozenset((Method.LOGS_READ, Method.EVENTS_READ, Method.ARTIFACT_LIST, Method.CLUSTER_STATUS))
 """Whose lost answer is only a lost connection."""
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PUT_ATTEMPTS: Final = 2

@@ -1,13 +1,13 @@
 """`cluster init|status|rotate|revoke|token|enroll`: the authority that gives the hosts of a cluster their identities.
 
-All but `enroll`, which runs on a host that cannot be reached, works on the authority's directory on this machine; what rotate and revoke change
-reaches the hosts by the next apply, which plans show first.
+`status` asks the nodes of a cluster that runs, and `enroll` works on a host that cannot be reached; all else on the authority's directory on this
+machine: what rotate and revoke change reaches the hosts by the next apply, which plans show first.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,6 +15,9 @@ from sbctl.base.errors import ExitCode, UsageError
 from sbctl.cli.commands import tokens
 from sbctl.cli.options import AuthorityDirectory as Directory
 from sbctl.cli.options import File, Format, OutputFormat
+
+if TYPE_CHECKING:
+    from sbctl.cli.workspace import Workspace
 
 __all__ = ["app"]
 
@@ -74,26 +77,39 @@ def init(
 def status(
     file: File = Path("sb.yml"),
     directory: Directory = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host", metavar="HOST", help="Ask this authority or gateway. Unset: whichever answers, authorities first."
+        ),
+    ] = None,
+    identities: Annotated[
+        bool, typer.Option("--identities", help="Only who has an identity until when; no node is asked.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    every: Annotated[
+        float,
+        typer.Option("--every", min=0.5, max=3600, metavar="SECONDS", help="How long --watch waits between looks."),
+    ] = 2.0,
     format: Format = OutputFormat.TEXT,  # noqa: A002
 ) -> int:
-    """Who has an identity, until when, and what the next apply renews. Asks no host but that of the enrollment server, if there is one."""
-    from sbctl.cli.authority import directory_of, identity_rows
-    from sbctl.cli.enrollment_server import server_line
+    """How the cluster of sb.yml is: nodes, deployments, store; exit 7: a host gives no answer, 8: something is wrong. Without `proxy.cluster`,
+    or with --dir or --identities: who has an identity, until when, and what the next apply renews."""
+    from sbctl.cli.cluster_looks import look_at_cluster, show_identities
     from sbctl.cli.workspace import Workspace
-    from sbctl.trust.authority import Authority
-    from sbctl.views.cluster_views import status_body, status_text
-    from sbctl.views.console import print_json, result
 
     workspace = Workspace(file)
-    authority = Authority.open(directory_of(workspace, directory))
-    facts = authority.facts(workspace.held_identities())
-    rows = identity_rows(workspace, facts)
-    line, told = server_line(workspace) if directory is None else ("", None)
-    if format is OutputFormat.JSON:
-        print_json("cluster.status", {**status_body(authority, facts, rows), "enrollment_server": told})
-    else:
-        result(status_text(authority, facts, rows, enrollment=line))
-    return ExitCode.DONE
+    offline = identities or directory is not None
+    if offline and (host is not None or watch):
+        raise UsageError("usage", "--host and --watch ask nodes, and --dir and --identities ask none")
+    as_json = format is OutputFormat.JSON
+    if offline or not (host is not None or watch or _is_cluster(workspace)):
+        return show_identities(workspace, directory, as_json=as_json)
+    return look_at_cluster(workspace, host, every_s=every if watch else None, as_json=as_json)
+
+
+def _is_cluster(workspace: Workspace) -> bool:
+    return workspace.file.exists() and workspace.loaded.cluster is not None
 
 
 @app.command()

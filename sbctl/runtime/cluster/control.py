@@ -1,6 +1,7 @@
 """The cluster on the control socket of a node's runtime.
 
-GET  /control/v1/cluster           the cluster as this node knows it: SBproxy's fields of /admin/cluster/status and what plans need
+GET  /control/v1/cluster           the cluster as this node knows it: what follows, and what plans need
+GET  /control/v1/cluster/status    the body of GET /admin/cluster/status
 POST /control/v1/cluster/bundle    `ClusterPublish`, on an authority → ndjson as a bundle: a line for every node that got further, then
                                    {"result": ClusterPublished}
 """
@@ -19,6 +20,7 @@ from sbctl.base.errors import InputError
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished, NodeProgress
 from sbctl.runtime.cluster.progress import is_done, progress_of, unplaced_of
+from sbctl.runtime.cluster.status import plans_document, status_document
 from sbctl.runtime.control import followed
 from sbctl.runtime.listeners import read_body
 from sbctl.runtime.provision import Progress
@@ -37,8 +39,11 @@ def with_cluster(app: web.Application, node: ClusterNode) -> web.Application:
     """The control socket's application, with the routes of this module."""
     running: set[asyncio.Task[Any]] = set()
 
+    async def known(_request: web.Request) -> web.Response:
+        return web.json_response(plans_document(node.facts()))
+
     async def status(_request: web.Request) -> web.Response:
-        return web.json_response(node.status())
+        return web.json_response(await asyncio.to_thread(status_document, node.facts()))
 
     async def published(request: web.Request) -> web.StreamResponse:
         async def begun(progress: Progress) -> asyncio.Task[Any]:
@@ -50,7 +55,8 @@ def with_cluster(app: web.Application, node: ClusterNode) -> web.Application:
 
         return await followed(request, begun)
 
-    app.router.add_get("/control/v1/cluster", status)
+    app.router.add_get("/control/v1/cluster", known)
+    app.router.add_get("/control/v1/cluster/status", status)
     app.router.add_post("/control/v1/cluster/bundle", published)
     return app
 

@@ -44,7 +44,7 @@ from sbctl.runtime.cluster.publisher import Publisher, PublisherPorts
 from sbctl.runtime.cluster.report import Reporter, watch_replicas
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.roster_memory import RosterMemory
-from sbctl.runtime.cluster.status import Facts, status_document
+from sbctl.runtime.cluster.status import Facts
 from sbctl.runtime.cluster.store import ClusterStore
 from sbctl.runtime.cluster.store_tls import store_context
 from sbctl.runtime.drain import Drain
@@ -353,24 +353,21 @@ class ClusterNode:
             self._archive.close()
         self.fences.close()
 
-    def status(self) -> dict[str, Any]:
-        """As `status.status_document`."""
-        problems = {**self.desired.problems(), **self.obedience.problems()}
-        return status_document(
-            Facts(
-                cluster_id=self.config.cluster_id,
-                node_id=self.config.node_id,
-                is_authority=self.desired.is_authority,
-                now_ms=int(self._clock.now().timestamp() * 1000),
-                held=self.desired.held,
-                trust=self.signers.trust,
-                plan=self.feed.plan,
-                view=self.roster.view,
-                store=self.store.status(),
-                problem=self._problem(),
-                problems=problems,
-                leads=self.controller is not None and self.controller.is_leading,
-            )
+    def facts(self) -> Facts:
+        """What this node knows of its cluster now, from memory."""
+        return Facts(
+            cluster_id=self.config.cluster_id,
+            node_id=self.config.node_id,
+            is_authority=self.desired.is_authority,
+            now_ms=int(self._clock.now().timestamp() * 1000),
+            held=self.desired.held,
+            trust=self.signers.trust,
+            plan=self.feed.plan,
+            view=self.roster.view,
+            store=self.store.status(),
+            problem=self._problem(),
+            problems={**self.desired.problems(), **self.obedience.problems()},
+            leads=self.controller is not None and self.controller.is_leading,
         )
 
     def _problem(self) -> str | None:

@@ -1,7 +1,8 @@
-"""The cluster as this node knows it, as one document: SBproxy's fields of GET /admin/cluster/status, beside what plans need of it. Pure."""
+"""The cluster as this node knows it: SBproxy's fields of GET /admin/cluster/status, and the same with what plans need of it. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from sbctl.runtime.cluster.publication import key_id
 from sbctl.runtime.cluster.store import StoreStatus
 from sbctl.trust.bundle import TrustSet, member_digest
 
-__all__ = ["Facts", "status_document"]
+__all__ = ["Facts", "plans_document", "status_document"]
 
 _UNHEALTHY_EXCLUSIONS = frozenset({"snapshot_expired", "snapshot_missing", "reported_unhealthy", "identity_revoked"})
 
@@ -40,8 +41,9 @@ class Facts:
 
 def status_document(facts: Facts) -> dict[str, Any]:
     """As JSON."""
-    rows = {name: _node(row, facts) for name, row in facts.view.rows.items()}
-    deployments = [_deployment(name, one) for name, one in _placed(facts)]
+    rows = {name: _node(row, facts) for name, row in sorted(facts.view.rows.items())}
+    ready = _ready(rows)
+    deployments = [_deployment(name, one, ready) for name, one in _placed(facts)]
     unhealthy = [row for row in rows.values() if row["unhealthy"]]
     view = facts.view
     return {
@@ -68,13 +70,23 @@ def status_document(facts: Facts) -> dict[str, Any]:
         "local_problems": dict(facts.problems),
         "is_authority": facts.is_authority,
         "is_lease_holder": facts.leads,
-        "bundle": _bundle(facts.held),
-        "members": {}
-        if facts.held is None
-        else {name: member_digest(one) for name, one in facts.held.payload.content.deployments.items()},
-        "placement": None if facts.plan is None else facts.plan.model_dump(mode="json"),
-        "store_reachable": facts.store.state == "connected",
+        "lease_epoch": None if facts.plan is None else facts.plan.lease_epoch,
+        "placed_at_unix_ms": None if facts.plan is None else facts.plan.issued_at_unix_ms,
+        "brake": None if facts.plan is None else facts.plan.brake or None,
         "problem": facts.problem,
+    }
+
+
+def plans_document(facts: Facts) -> dict[str, Any]:
+    """The same, with what a plan compares and begins from."""
+    held, plan = facts.held, facts.plan
+    members = {} if held is None else held.payload.content.deployments
+    return {
+        **status_document(facts),
+        "bundle": _bundle(held),
+        "members": {name: member_digest(one) for name, one in members.items()},
+        "placement": None if plan is None else plan.model_dump(mode="json"),
+        "store_reachable": facts.store.state == "connected",
     }
 
 
@@ -108,7 +120,18 @@ def _authority(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _deployment(name: str, one: PlacedDeployment) -> dict[str, Any]:
+def _ready(rows: Mapping[str, Mapping[str, Any]]) -> Counter[tuple[str, int]]:
+    """How many engines are ready on nodes that count, by deployment and generation."""
+    return Counter(
+        (replica["deployment"], replica["deployment_generation"])
+        for row in rows.values()
+        if row["model_eligible"]
+        for replica in row["replicas"]
+        if replica["state"] == "ready"
+    )
+
+
+def _deployment(name: str, one: PlacedDeployment, ready: Mapping[tuple[str, int], int]) -> dict[str, Any]:
     told = one.model_dump(mode="json")
     return {
         "deployment_id": name,
@@ -116,6 +139,7 @@ def _deployment(name: str, one: PlacedDeployment) -> dict[str, Any]:
         "generation": one.generation,
         "desired_replicas": one.desired_replicas,
         "placed_replicas": len(one.assignments),
+        "ready_replicas": min(len(one.assignments), ready.get((name, one.generation), 0)),
         "unplaced_replicas": one.unplaced_replicas,
         "phase": one.rollout.phase,
         "target_ready": one.rollout.target_ready,
@@ -125,6 +149,7 @@ def _deployment(name: str, one: PlacedDeployment) -> dict[str, Any]:
         "retained": told["retained"],
         "draining": told["draining"],
         "rejections": told["rejections"],
+        "rejections_left_out": one.rejections_left_out,
     }
 
 

@@ -1,4 +1,4 @@
-"""`bundle.apply`, `bundle.clear`, `cluster.publish`, `deployment.action`: handed to the runtime on this host over its control socket."""
+"""`bundle.apply`, `bundle.clear`, `cluster.publish`, `cluster.status`, `deployment.action`: handed to the runtime on this host over its control socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from sbctl.base.errors import HostError, InputError, error_from_wire
+from sbctl.base.errors import HostError, InputError, RefusedError, error_from_wire
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.engines.detect import find_llama_server
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
@@ -17,10 +17,11 @@ from sbctl.node.messages import BundleApply, DeploymentAction
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.launcher_units import allow_programs
+from sbctl.runtime.nodeops.snapshot import stored_config
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.verifier import parse_bundle
 
-__all__ = ["act_on_deployment", "apply_bundle", "clear_bundle", "publish_bundle"]
+__all__ = ["act_on_deployment", "apply_bundle", "clear_bundle", "cluster_status", "publish_bundle"]
 
 _SILENCE_S: Final = 60.0
 """The runtime says something every few seconds while it works."""
@@ -90,6 +91,18 @@ def publish_bundle(context: NodeContext, params: ClusterPublish) -> dict[str, An
         return ClusterPublished.model_validate_json(json.dumps(result)).model_dump(mode="json")
     except ValidationError as error:
         raise HostError("runtime.answer_invalid", "the runtime did not say what was published") from error
+
+
+def cluster_status(context: NodeContext, _params: None) -> dict[str, Any]:
+    """The body of GET /admin/cluster/status. Raises RefusedError `cluster.not_a_node`, UnreachableError `runtime.unreachable`."""
+    config, _ = stored_config(context.paths)
+    if config is None or config.cluster is None:
+        raise RefusedError(
+            "cluster.not_a_node",
+            "this host is no node of a cluster",
+            next_step="proxy.cluster in sb.yml makes the hosts of a fleet one; sbctl status shows a host on its own",
+        )
+    return ControlClient(context.paths.control_socket).cluster_status()
 
 
 def clear_bundle(context: NodeContext, _params: None) -> dict[str, Any]:

@@ -21,6 +21,8 @@ __all__ = ["ControlClient"]
 _ANSWER_MAX_BYTES: Final = 4 * MIB
 _LINE_MAX_BYTES: Final = 1 * MIB
 _QUICK_S: Final = 5.0
+_LOOK_S: Final = 15.0
+"""For a whole cluster of a thousand nodes."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -94,6 +96,10 @@ class ControlClient:
             return self._json("GET", "/control/v1/cluster", None, timeout_s)
         except SbctlError:
             return None
+
+    def cluster_status(self, *, timeout_s: float = _LOOK_S) -> dict[str, Any]:
+        """The body of GET /admin/cluster/status."""
+        return self._json("GET", "/control/v1/cluster/status", None, timeout_s)
 
     def publish_bundle(self, asked: Mapping[str, Any], *, silence_s: float) -> Iterator[dict[str, Any]]:
         """As `apply_bundle`, for the bundle of the cluster that this node is an authority of."""

@@ -66,6 +66,7 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.BUNDLE_APPLY: ("bundle_ops", "apply_bundle"),
     Method.BUNDLE_CLEAR: ("bundle_ops", "clear_bundle"),
     Method.CLUSTER_PUBLISH: ("bundle_ops", "publish_bundle"),
+    Method.CLUSTER_STATUS: ("bundle_ops", "cluster_status"),
     Method.DEPLOYMENT_ACTION: ("bundle_ops", "act_on_deployment"),
     Method.LOGS_READ: ("reading_ops", "read_logs"),
     Method.EVENTS_READ: ("reading_ops", "read_events"),

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from sbctl.base.digests import canonical_json
 from sbctl.base.errors import HostError, RefusedError, UnreachableError
-from sbctl.node.messages import BundleApply, DeploymentAction
-from sbctl.runtime.nodeops.bundle_ops import act_on_deployment, apply_bundle, clear_bundle
+from sbctl.node.cluster_config import ClusterConfig, ClusterStoreServer
+from sbctl.node.messages import BundleApply, DeploymentAction, RuntimeConfig
+from sbctl.runtime.nodeops.bundle_ops import act_on_deployment, apply_bundle, clear_bundle, cluster_status
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 
@@ -78,6 +80,18 @@ def test_actions_and_clearing(context: NodeContext, runtime: Any) -> None:
     with pytest.raises(HostError) as caught:
         clear_bundle(context, None)
     assert caught.value.code == "runtime.refused"
+
+
+def test_the_cluster_is_asked_for_only_on_a_node_of_one(context: NodeContext, runtime: Any) -> None:
+    with pytest.raises(RefusedError) as caught:
+        cluster_status(context, None)
+    assert caught.value.code == "cluster.not_a_node"
+    store = ClusterStoreServer(node_id="a", address="127.0.0.1", port=1)
+    node = ClusterConfig(cluster_id="prod", node_id="h", roles=("gateway",), store=(store,))
+    config = RuntimeConfig(lineage="L", host="h", identity=True, cluster=node)
+    context.paths.runtime_config.write_bytes(canonical_json(config.model_dump(mode="json")))
+    runtime.answers["GET", "/control/v1/cluster/status"] = (200, [{"cluster_id": "prod"}])
+    assert cluster_status(context, None) == {"cluster_id": "prod"}
 
 
 def test_nobody_there(context: NodeContext, tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""`sbctl cluster status` of a cluster that runs: whom it asks, what it puts on top, how it ends, and that a large one is read in time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from sbctl.base.errors import HostError, RefusedError, SbctlError, UnreachableError
+from sbctl.cli.cluster_live import asked_hosts, live_status
+from sbctl.config.compiled import CompiledConfig
+from sbctl.node.cluster_status import ClusterStatus
+from sbctl.node.messages import Method
+from sbctl.views.cluster_live_views import alerts, live_body, live_exit_code, live_text
+
+NODE = {
+    "node_id": "w1",
+    "health": "healthy",
+    "unhealthy": False,
+    "unhealthy_reasons": [],
+    "snapshot_age_ms": 400,
+    "model_eligible": True,
+    "roles": ["worker"],
+    "replicas": [{"deployment": "chat", "deployment_generation": 3, "slot": 0, "state": "ready"}],
+}
+DEPLOYMENT = {
+    "deployment_id": "chat",
+    "model": "m",
+    "generation": 3,
+    "desired_replicas": 2,
+    "placed_replicas": 2,
+    "ready_replicas": 2,
+    "phase": "stable",
+    "target_ready": True,
+    "assignments": [{"node_id": "w1", "slot": 0, "generation": 3}, {"node_id": "w1", "slot": 1, "generation": 3}],
+}
+
+
+def told(**changed: Any) -> dict[str, Any]:
+    return {
+        "cluster_id": "prod",
+        "local_node_id": "a",
+        "generated_at_unix_ms": 1_790_000_000_000,
+        "deployments": [DEPLOYMENT],
+        "nodes": [NODE],
+        "store": {"state": "connected", "since": "2026-11-29T12:00:00Z", "server": "a"},
+        "deployment_authority": {"active_revision": 12, "signer_node_id": "a"},
+        "lease_epoch": 7,
+        "is_authority": True,
+        **changed,
+    }
+
+
+def read(**changed: Any) -> ClusterStatus:
+    return ClusterStatus.model_validate(told(**changed))
+
+
+class Lines:
+    """Hosts that answer with a document or an error."""
+
+    def __init__(self, answers: Mapping[str, Mapping[str, Any] | SbctlError]) -> None:
+        self.answers, self.asked = answers, list[str]()
+
+    def ask(self, host: str, work: Callable[[Any], Any]) -> Any:
+        self.asked.append(host)
+        answer = self.answers[host]
+        if isinstance(answer, SbctlError):
+            raise answer
+
+        def call(method: Method, params: Mapping[str, Any], **_: Any) -> Any:
+            assert (method, params) == (Method.CLUSTER_STATUS, {})
+            return answer
+
+        return work(SimpleNamespace(call=call))
+
+    def close(self) -> None: ...
+
+
+AWAY = UnreachableError("host.unreachable", "no route")
+ALONE = told(local_node_id="b", store={"state": "lost", "since": "2026-11-29T12:00:00Z"})
+
+
+@pytest.mark.parametrize(
+    ("answers", "host", "asked", "silent"),
+    [
+        ({"a": told(), "b": told()}, "a", ["a"], set()),
+        ({"a": AWAY, "b": told()}, "b", ["a", "b"], {"a"}),
+        ({"a": ALONE, "b": told()}, "b", ["a", "b"], set()),
+        ({"a": ALONE, "b": AWAY}, "a", ["a", "b"], set()),
+        ({"a": {"nonsense": 1}, "b": told()}, "b", ["a", "b"], {"a"}),
+    ],
+)
+def test_the_first_that_hears_the_store_is_believed(
+    answers: dict[str, Any], host: str, asked: list[str], silent: set[str]
+) -> None:
+    lines = Lines(answers)
+    live = live_status(lines, tuple(answers))
+    assert (live.host, lines.asked, set(live.silent)) == (host, asked, silent)
+
+
+def test_nobody_who_answers_is_exit_7_with_every_reason() -> None:
+    with pytest.raises(UnreachableError) as caught:
+        live_status(Lines({"a": AWAY, "b": HostError("x", "it is broken")}), ("a", "b"))
+    assert caught.value.code == "cluster.no_answer"
+    assert "a: no route; b: it is broken" in caught.value.message
+
+
+def test_only_authorities_and_gateways_are_asked() -> None:
+    cluster = SimpleNamespace(authorities=("a",), gateways=("a", "g"), workers=("w",))
+    config = cast("CompiledConfig", SimpleNamespace(cluster=cluster))
+    assert asked_hosts(config, None) == ("a", "g")
+    assert asked_hosts(config, "g") == ("g",)
+    for asked, code in ((config, "cluster.host_sees_nothing"), (SimpleNamespace(cluster=None), "cluster.none")):
+        with pytest.raises(RefusedError) as caught:
+            asked_hosts(cast("CompiledConfig", asked), "w")
+        assert caught.value.code == code
+
+
+SHORT = {"reason": "no_room", "facts": {"needed_bytes": 9 << 30, "free_bytes": 4 << 30, "short_bytes": 5 << 30, "place": "host"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"store": {"state": "lost", "since": "2026-11-29T12:00:00Z", "problem": "refused"}}, "is not heard since 2026-11-29T12:00:00Z (refused)"),
+        ({"store": {"state": "no_quorum", "since": "x"}}, "has no quorum since x"),
+        ({"brake": "3 of 4 workers are silent"}, "placement holds back: 3 of 4"),
+        ({"problem": "its identity ended"}, "a: its identity ended"),
+        ({"local_problems": {"trust": "stale"}}, "a: trust: stale"),
+        ({"nodes": [{**NODE, "health": "unhealthy", "unhealthy": True, "unhealthy_reasons": ["snapshot_expired"], "snapshot_age_ms": 185_000}]},
+         "w1 is unhealthy (snapshot_expired), heard 3 m 05 s ago"),
+        ({"nodes": [{**NODE, "health": "degraded", "unhealthy_reasons": ["behind_active_generation"], "problem": "it stands at 11"}]},
+         "w1 is degraded (behind_active_generation), heard 0.4 s ago: it stands at 11"),
+        ({"nodes": [{"node_id": "w9"}]}, "w9 is unhealthy (no reason was given), never heard"),
+        ({"deployments": [{**DEPLOYMENT, "unplaced_replicas": 1, "rejections": {"w1": SHORT, "w2": SHORT, "w3": {"reason": "of_tomorrow"}}}]},
+         "chat: no place for 1 of 2 replicas: w1, w2: needs 9.0 GiB of main memory, has 4.0 GiB free: 5.0 GiB short; w3: of_tomorrow"),
+        ({"deployments": [{**DEPLOYMENT, "unplaced_replicas": 2}]}, "no worker is known that could take it"),
+        ({"deployments": [{**DEPLOYMENT, "phase": "timed_out", "timed_out": True}]}, "chat: generation 3 was not ready by the deadline"),
+        ({"deployments": [{**DEPLOYMENT, "phase": "of_tomorrow", "timed_out": True}]}, "chat: generation 3 of_tomorrow"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_stands_on_top_and_is_exit_8(changed: dict[str, Any], said: str) -> None:
+    status = read(**changed)
+    assert any(said in text for text in alerts(status)), alerts(status)
+    assert live_exit_code(status, {}) == 8
+    first = shown(status).split("\n\n")[0]
+    assert first.startswith("! ")
+    assert live_body("a", told(**changed), status, {})["exit_code"] == 8
+
+
+def shown(status: ClusterStatus, silent: Mapping[str, SbctlError] | None = None) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None).print(live_text("a", status, silent or {}, width=80))
+    return out.getvalue()
+
+
+def test_a_cluster_that_is_well_is_told_in_80_columns() -> None:
+    text = shown(read())
+    assert alerts(read()) == ()
+    assert live_exit_code(read(), {}) == 0
+    assert live_exit_code(read(), {"b": AWAY}) == 7
+    assert "b gives no answer: no route" in shown(read(), {"b": AWAY})
+    for part in ("Cluster prod", "revision 12", "a, epoch 7", "connected, since 2026-11-29T12:00:00Z", "w1 ×2", "2/2"):
+        assert part in text
+    assert text.rstrip().endswith("1 node: 1 healthy; 2 of 2 replicas ready")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_who_left_and_said_so_is_no_alert() -> None:
+    status = read(nodes=[NODE, {"node_id": "w2", "removed": True}])
+    assert alerts(status) == ()
+    assert "removed" in shown(status)
+
+
+def test_of_a_thousand_nodes_those_that_are_not_well_are_shown() -> None:
+    many = [{**NODE, "node_id": f"w{number:04d}"} for number in range(1000)]
+    many[990] = {**many[990], "health": "degraded", "unhealthy_reasons": ["clock_skew"]}
+    text = shown(read(nodes=many))
+    assert "w0990" in text
+    assert "and 800 nodes more" in text
+    assert "1000 nodes: 999 healthy, 1 degraded" in text
