@@ -84,6 +84,7 @@ NOT_CODES: Final = re.compile(
     r"|models\.(?:list|show|pull|remove|prune|lock|ps|load|stop|drain|reset)"
     r"|(?:attention|general|shortconv|ssm|wkv)\.[a-z_]+|output\.weight|response\.[a-z]+|admin\.port"
     r"|(?:memory|cgroup|cpu|cpuacct)\.[a-z_]+|system\.slice|yaml\.cmake"
+    r"|proxy\.cluster"
     r"|(?:key|state|host|cluster|cluster\.token)\."
     r"(?:list|show|history|init|status|rotate|revoke|drain|resume|forget|exec|facts|trust|enroll)"
     r"|artifact\.(?:catalog_digest|license|revision|source)|action\.type|llama\.cpp|sbctl\..*"

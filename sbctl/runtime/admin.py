@@ -21,6 +21,7 @@ from sbctl.base.errors import HTTP_STATUS, InputError, RefusedError, SbctlError
 from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
 from sbctl.runtime.admin_access import Accounts, Sessions
 from sbctl.runtime.admin_changes import AdminChanges, queued
+from sbctl.runtime.admin_cluster import AdminCluster, ClusterView
 from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.admin_login import AdminLogin
@@ -65,6 +66,7 @@ class AdminPlane:
         weights: Callable[[], CacheCalls],
         reach: Reach,
         requests_per_minute: int = 240,
+        cluster: ClusterView | None = None,
     ) -> None:
         self._reconciler = reconciler
         self._metrics = metrics
@@ -81,6 +83,7 @@ class AdminPlane:
         )
         self._login = AdminLogin(self._guard, accounts, sessions, note)
         self._changes = AdminChanges(desired, config_file, jobs, self._guard)
+        self._cluster = AdminCluster(cluster, self._guard)
 
     def app(self) -> web.Application:
         app = web.Application(
@@ -105,6 +108,13 @@ class AdminPlane:
             "show_job": self._show_job,
             "stream_job": self._stream_job,
             "act": self._act,
+            "cluster_status": self._cluster.status,
+            "cluster_deployments": self._cluster.deployments,
+            "publish_deployments": self._cluster.publish,
+            "cluster_placement": self._cluster.placement,
+            "cluster_vram": self._cluster.vram,
+            "cluster_artifacts": self._cluster.artifacts,
+            "cluster_metrics": self._cluster.metrics,
         }
         for route in ROUTES:
             if route.method == "GET":

@@ -12,6 +12,7 @@ from sbctl.base.errors import HostError
 from sbctl.node.messages import RuntimeConfig
 from sbctl.runtime.admin import AdminPlane
 from sbctl.runtime.admin_access import Accounts
+from sbctl.runtime.admin_cluster import ClusterView
 from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.admin_reach import Reach
 from sbctl.runtime.audit import Note
@@ -54,6 +55,7 @@ def admin_app(
     weights: Callable[[], CacheCalls],
     port: int,
     certificate: PublicTls | None,
+    cluster: ClusterView | None,
 ) -> web.Application:
     """For a socket that is bound to `port`. Raises what `admin_password` raises."""
     config = settings.config
@@ -69,4 +71,5 @@ def admin_app(
         weights=weights,
         reach=Reach(config.admin_bind, port, config.admin_allow_ips, certificate=certificate),
         requests_per_minute=config.admin_rate_limit_per_minute,
+        cluster=cluster,
     ).app()

@@ -104,6 +104,37 @@ _WORTH: Final = _object(
 )
 _PLAN: Final = _object(added=_list(_TEXT), changed=_list(_TEXT), removed=_list(_TEXT), preserved=_list(_TEXT))
 _VERSION: Final = {"const": 1}
+_PLACED: Final = {"type": "object", "required": ["slot", "node_id", "generation"]}
+_CLUSTER_DEPLOYMENT: Final = _object(
+    deployment_id=_TEXT,
+    model=_TEXT,
+    generation=_COUNT,
+    desired_replicas=_COUNT,
+    placed_replicas=_COUNT,
+    ready_replicas=_COUNT,
+    unplaced_replicas=_COUNT,
+    phase=_TEXT,
+    target_ready=_FLAG,
+    timed_out=_FLAG,
+    handoff_deadline_unix_ms=_or_null(_COUNT),
+    assignments=_list(_PLACED),
+    retained=_list(_PLACED),
+    draining=_list(_PLACED),
+    rejections={"type": "object", "additionalProperties": {"type": "object", "required": ["reason"]}},
+    rejections_left_out=_COUNT,
+)
+_ALERT: Final = _object(
+    node_id=_TEXT,
+    health={"enum": ["healthy", "degraded", "unhealthy"]},
+    reasons=_list(_TEXT),
+    membership_state=_TEXT,
+    last_ack_age_ms=_or_null(_COUNT),
+    snapshot_age_ms=_or_null(_COUNT),
+    model_endpoint=_or_null(_TEXT),
+)
+_SIZES: Final[dict[str, Any]] = {"total_bytes": _COUNT, "used_bytes": _COUNT, "free_bytes": _COUNT}
+_DEVICE: Final = _object(index=_COUNT, name=_TEXT, accelerator=_TEXT, **_SIZES)
+_HOLDING: Final = _object(model=_TEXT, variant=_TEXT, artifact_digest=_TEXT, ready_on=_list(_TEXT))
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Health": _object(status={"enum": ["ok", "unavailable"]}),
@@ -194,6 +225,85 @@ SCHEMAS: Final[dict[str, Any]] = {
         "required": ["error", "code"],
         "properties": {"error": _TEXT, "code": _TEXT, "reason_code": _TEXT, "next_step": _TEXT},
     },
+    "ClusterStatus": _object(
+        schema_version=_VERSION,
+        configured=_FLAG,
+        mode={"enum": ["local", "distributed"]},
+        cluster_id=_TEXT,
+        local_node_id=_TEXT,
+        generated_at_unix_ms=_COUNT,
+        directory_collected_at_unix_ms=_COUNT,
+        directory_age_ms=_or_null(_COUNT),
+        directory_stale_since_unix_ms=_or_null(_COUNT),
+        summary={"type": "object", "additionalProperties": _COUNT},
+        deployment_authority=_object(
+            configured=_FLAG,
+            read_only=_FLAG,
+            verifying_key_id=_or_null(_TEXT),
+            active_revision=_or_null(_COUNT),
+            active_content_digest=_or_null(_TEXT),
+            signer_node_id=_or_null(_TEXT),
+        ),
+        deployments=_list(_CLUSTER_DEPLOYMENT),
+        nodes=_list({"type": "object", "required": ["node_id", "health", "unhealthy", "unhealthy_reasons"]}),
+        unhealthy_nodes=_list(_ALERT),
+        store=_object(
+            state={"enum": ["connected", "no_quorum", "lost"]},
+            since=_TEXT,
+            server=_or_null(_TEXT),
+            problem=_or_null(_TEXT),
+        ),
+        local_problems={"type": "object", "additionalProperties": _TEXT},
+        is_authority=_FLAG,
+        is_lease_holder=_FLAG,
+        lease_epoch=_or_null(_COUNT),
+        placed_at_unix_ms=_or_null(_COUNT),
+        brake=_or_null(_TEXT),
+        problem=_or_null(_TEXT),
+    ),
+    "ClusterBundle": _object(
+        schema_version=_VERSION,
+        bundle=_FREE,
+        signer_node_id=_TEXT,
+        signer_key_id=_or_null(_TEXT),
+        signer=_TEXT,
+        read_only=_FLAG,
+    ),
+    "ClusterPublished": _object(
+        schema_version=_VERSION,
+        revision=_COUNT,
+        content_digest=_TEXT,
+        signer_node_id=_TEXT,
+        signer_key_id=_TEXT,
+        signer=_TEXT,
+        status={"const": "published"},
+    ),
+    "SignedEnvelope": _object(payloadType=_TEXT, payload=_TEXT, signatures=_list(_object(keyid=_TEXT, sig=_TEXT))),
+    "ClusterPlacement": _object(
+        schema_version=_VERSION,
+        deployment_id=_TEXT,
+        lease_holder=_TEXT,
+        lease_epoch=_COUNT,
+        placed_at_unix_ms=_COUNT,
+        bundle=_object(key_epoch=_COUNT, revision=_COUNT, content_digest=_TEXT),
+        placement=_FREE,
+    ),
+    "ClusterVram": _object(
+        schema_version=_VERSION,
+        generated_at_unix_ms=_COUNT,
+        directory_collected_at_unix_ms=_COUNT,
+        cluster=_object(**_SIZES, device_count=_COUNT, node_count=_COUNT),
+        nodes=_list(_object(node_id=_TEXT, vram=_object(**_SIZES, devices=_list(_DEVICE)))),
+    ),
+    "ClusterArtifacts": _object(
+        schema_version=_VERSION,
+        nodes=_list(_object(node_id=_TEXT, artifacts=_list(_FREE))),
+        models=_list(_HOLDING),
+        partial=_FLAG,
+    ),
+    "ClusterMetrics": _object(
+        schema_version=_VERSION, nodes=_COUNT, metrics={"type": "object", "additionalProperties": _COUNT}
+    ),
     "Model": {
         "type": "object",
         "required": ["id", "object"],

@@ -307,6 +307,7 @@ class Daemon:
                 weights=self._provisioner.cache_calls,
                 port=int(admin.getsockname()[1]),
                 certificate=tls,
+                cluster=None if self._cluster is None else self._cluster.door(self._store.audit),
             )
             self._will_listen(Listener(app), admin, tls=None if tls is None else tls.context)
         app = with_identity(

@@ -34,10 +34,12 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     config = settings.config.cluster
     if config is None or settings.started_by_hand:
         return None
+    from sbctl.runtime.cluster.gauges import ClusterGauges
     from sbctl.runtime.cluster.node import ClusterNode, Host
 
     host = Host(settings, reconciler, provisioner, drain, metrics, budget, tuple(gpus), SYSTEM_CLOCK)
     node = ClusterNode(host, config)
+    metrics.watch_cluster(ClusterGauges(node, SYSTEM_CLOCK))
     if identity is not None:
         identity.on_change(node.reload_identity)
     return node

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from sbctl.runtime.device_metrics import DeviceMetrics
 from sbctl.runtime.gateway.ports import Outcome
@@ -75,6 +76,10 @@ class RuntimeMetrics:
         """Once: the runtime whose gauges are shown."""
         self._registry.register(DeploymentGauges(reconciler))
         self._registry.register(MemoryGauges(reconciler.residency))
+
+    def watch_cluster(self, cluster: Collector) -> None:
+        """Once: what this node knows of its cluster."""
+        self._registry.register(cluster)
 
     def watch_certificate(self, tls: PublicTls) -> None:
         """Once: the certificate whose end is shown."""

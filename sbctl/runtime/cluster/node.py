@@ -25,6 +25,7 @@ from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.node.cluster_documents import ClusterNode as NodeName
 from sbctl.placement.model import PlacementPolicy
+from sbctl.runtime.audit import Note
 from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
 from sbctl.runtime.cluster.bundle_archive import BundleArchive
@@ -32,6 +33,7 @@ from sbctl.runtime.cluster.control import with_cluster
 from sbctl.runtime.cluster.controller import Controller, Figures
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.directory import Directory
+from sbctl.runtime.cluster.door import ClusterDoor
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_signers import HeldSigners
 from sbctl.runtime.cluster.held_trust import HeldTrust
@@ -305,6 +307,10 @@ class ClusterNode:
     def with_routes(self, app: web.Application) -> web.Application:
         """The control socket's application with those of the cluster."""
         return with_cluster(app, self)
+
+    def door(self, note: Note) -> ClusterDoor:
+        """For the admin API."""
+        return ClusterDoor(self, note)
 
     def reload_identity(self) -> None:
         """The identity directory has another one. Raises what reading it raises."""

@@ -1,0 +1,116 @@
+"""A node's cluster for its admin API. Documents are made off the loop: those of a large cluster take a while."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from sbctl.base.digests import sha256_bytes
+from sbctl.base.errors import RefusedError, SbctlError
+from sbctl.runtime.audit import Note
+from sbctl.runtime.cluster.overview import (
+    artifacts_document,
+    metrics_document,
+    placement_document,
+    vram_document,
+)
+from sbctl.runtime.cluster.publication import NO_BUNDLE, NOT_AN_AUTHORITY, published, refused, shown
+from sbctl.runtime.cluster.status import Facts, status_document
+
+if TYPE_CHECKING:
+    from sbctl.runtime.cluster.node import ClusterNode
+
+__all__ = ["ClusterDoor"]
+
+_PUBLISH = "cluster_deployments_publish"
+
+
+class ClusterDoor:
+    """As `admin_cluster.ClusterView` promises."""
+
+    def __init__(self, node: ClusterNode, note: Note) -> None:
+        self._node = node
+        self._note = note
+
+    async def status(self) -> dict[str, Any]:
+        return await asyncio.to_thread(status_document, self._seeing())
+
+    async def vram(self) -> dict[str, Any]:
+        facts = self._seeing()
+        return vram_document(facts.view, now_ms=facts.now_ms)
+
+    async def artifacts(self) -> dict[str, Any]:
+        return await asyncio.to_thread(artifacts_document, self._seeing().view)
+
+    async def metrics(self) -> dict[str, Any]:
+        return metrics_document(self._seeing().view)
+
+    async def placement(self, deployment: str) -> dict[str, Any]:
+        found = placement_document(self._seeing().plan, deployment)
+        if found is None:
+            raise RefusedError("unknown_deployment", "there is no such deployment in the cluster's placement")
+        return found
+
+    async def deployments(self) -> dict[str, Any]:
+        held, trust = self._node.desired.held, self._node.signers.trust
+        if held is None or trust is None:
+            raise RefusedError(
+                NO_BUNDLE[1], "no bundle was published in this cluster yet", next_step="sbctl apply publishes one"
+            )
+        return await asyncio.to_thread(
+            shown,
+            held,
+            node_id=self._node.config.node_id,
+            trust=trust,
+            read_only=not self._node.desired.is_authority,
+        )
+
+    async def publish(self, envelope: str) -> tuple[int, dict[str, Any]]:
+        """Nothing is published that the audit cannot tell of."""
+        desired = self._node.desired
+        if not desired.is_authority:
+            raise RefusedError(
+                NOT_AN_AUTHORITY[1],
+                "this node is no authority of its cluster",
+                next_step="publish at a host with the role authority",
+            )
+        prior = None if desired.held is None else desired.held.payload.revision
+        cluster_id = self._node.config.cluster_id
+        told: dict[str, str | int | None] = {
+            "envelope_sha256": sha256_bytes(envelope.encode()),
+            "prior_revision": prior,
+        }
+        self._note(_PUBLISH, cluster_id, {**told, "outcome": "asked"})
+        try:
+            verified = await desired.publish(envelope, expected_revision=prior)
+        except SbctlError as error:
+            status, code = refused(error)
+            self._note(_PUBLISH, cluster_id, {**told, "outcome": code, "reason": error.code})
+            step = {"next_step": error.next_step} if error.next_step else {}
+            return status, {"error": error.message, "code": code, "reason_code": error.code, **step}
+        payload = verified.payload
+        self._note(
+            _PUBLISH,
+            cluster_id,
+            {
+                **told,
+                "next_revision": payload.revision,
+                "content_digest": payload.content_digest,
+                "deployment_count": len(payload.content.deployments),
+                "signer": verified.signer,
+                "outcome": "repeat" if verified.repeat else "published",
+            },
+        )
+        trust = self._node.signers.trust
+        assert trust is not None, "it was verified by them"
+        return 202, published(verified, node_id=self._node.config.node_id, trust=trust)
+
+    def _seeing(self) -> Facts:
+        """Raises RefusedError `cluster_not_seen_here` on a node that keeps no directory."""
+        if not {"authority", "gateway"} & set(self._node.config.roles):
+            raise RefusedError(
+                "cluster_not_seen_here",
+                "this node is a worker alone, and knows of no other node",
+                next_step="ask a gateway or an authority of the cluster",
+            )
+        return self._node.facts()
