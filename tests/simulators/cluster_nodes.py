@@ -164,7 +164,11 @@ class ClusterLab:
         return [json.loads(line) for line in data.splitlines()]
 
     def status(self, name: str) -> dict[str, Any]:
-        return dict(json.loads(self.runtimes[name].call("GET", "/control/v1/cluster")[1]))
+        """What a status shows, and what a plan begins from."""
+        found: dict[str, Any] = {}
+        for path in ("/control/v1/cluster/status", "/control/v1/cluster"):
+            found |= json.loads(self.runtimes[name].call("GET", path)[1])
+        return found
 
     def logs(self) -> str:
         return "\n".join(f"--- {name}\n{runtime.log.read_text()[-3000:]}" for name, runtime in self.runtimes.items())

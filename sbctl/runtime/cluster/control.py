@@ -1,6 +1,6 @@
 """The cluster on the control socket of a node's runtime.
 
-GET  /control/v1/cluster           the cluster as this node knows it: what follows, and what plans need
+GET  /control/v1/cluster           what plans need of the cluster: `ClusterState`
 GET  /control/v1/cluster/status    the body of GET /admin/cluster/status
 POST /control/v1/cluster/bundle    `ClusterPublish`, on an authority → ndjson as a bundle: a line for every node that got further, then
                                    {"result": ClusterPublished}

@@ -1,4 +1,4 @@
-"""The cluster as this node knows it: SBproxy's fields of GET /admin/cluster/status, and the same with what plans need of it. Pure."""
+"""The cluster as this node knows it: SBproxy's fields of GET /admin/cluster/status, and what plans need of it. Pure."""
 
 from __future__ import annotations
 
@@ -78,11 +78,13 @@ def status_document(facts: Facts) -> dict[str, Any]:
 
 
 def plans_document(facts: Facts) -> dict[str, Any]:
-    """The same, with what a plan compares and begins from."""
+    """What a plan compares and begins from: the fields of `ClusterState`."""
     held, plan = facts.held, facts.plan
     members = {} if held is None else held.payload.content.deployments
     return {
-        **status_document(facts),
+        "cluster_id": facts.cluster_id,
+        "is_authority": facts.is_authority,
+        "problem": facts.problem,
         "bundle": _bundle(held),
         "members": {name: member_digest(one) for name, one in members.items()},
         "placement": None if plan is None else plan.model_dump(mode="json"),

@@ -18,7 +18,8 @@ from sbctl.base.secret import Secret
 
 __all__ = ["ControlClient"]
 
-_ANSWER_MAX_BYTES: Final = 4 * MIB
+_ANSWER_MAX_BYTES: Final = 7 * MIB
+"""Goes on in a frame of the node interface. The status of a thousand nodes has 3 MiB."""
 _LINE_MAX_BYTES: Final = 1 * MIB
 _QUICK_S: Final = 5.0
 _LOOK_S: Final = 15.0

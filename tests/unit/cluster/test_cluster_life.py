@@ -14,7 +14,7 @@ from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.node.snapshot import ClusterState
 from sbctl.runtime.cluster.control import publish
-from sbctl.runtime.cluster.status import plans_document
+from sbctl.runtime.cluster.status import plans_document, status_document
 from sbctl.runtime.cluster.store import Bucket
 from sbctl.runtime.provision import quiet
 from tests.simulators.cluster_nodes import clustered
@@ -54,10 +54,10 @@ def test_a_bundle_becomes_replicas_and_every_part_says_so(tmp_path: Path) -> Non
         await until(
             lambda: (mark := w1.node.obedience.mark()) is not None and mark.state == "ready", at_most_s=MINUTE_S
         )
-        status = plans_document(a.node.facts())
+        status = status_document(a.node.facts())
         assert status["summary"]["eligible_workers"] == 2
         assert status["deployment_authority"]["active_revision"] == 1
-        told = ClusterState.model_validate_json(json.dumps(status))
+        told = ClusterState.model_validate_json(json.dumps(plans_document(a.node.facts())))
         assert (told.is_authority, told.store_reachable, set(told.members)) == (True, True, {"q"})
         assert told.bundle is not None
         assert told.bundle.revision == 1
