@@ -22,6 +22,8 @@ HTTP_SENTENCES: Final = {
     "crash_loop": "the engine ended too often; reset the deployment once the cause is mended",
     "csrf_missing": "a change with a session's cookie alone: send its token as X-CSRF-Token",
     "deployment_busy": "it has requests, and only what is idle is evicted",
+    "deployment_authority_read_only": "this node is no authority of its cluster",
+    "deployment_bundle_missing": "no bundle was published in this cluster yet",
     "deployment_healthy": "every replica is ready, so there is nothing to reset",
     "drain_timeout": "requests still ran when the time to drain was over, and are not cut off for a change; nothing changed",
     "draining": "the model is being replaced or stopped",

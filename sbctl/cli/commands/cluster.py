@@ -109,7 +109,9 @@ def status(
 
 
 def _is_cluster(workspace: Workspace) -> bool:
-    return workspace.file.exists() and workspace.loaded.cluster is not None
+    from sbctl.cli.fleet_hosts import unpinned
+
+    return workspace.file.exists() and unpinned(workspace).cluster is not None
 
 
 @app.command()

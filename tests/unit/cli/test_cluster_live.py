@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +13,8 @@ import pytest
 from rich.console import Console
 
 from sbctl.base.errors import HostError, RefusedError, SbctlError, UnreachableError
+from sbctl.cli import cluster_looks
+from sbctl.cli.app import app
 from sbctl.cli.cluster_live import asked_hosts, live_status
 from sbctl.config.compiled import CompiledConfig
 from sbctl.node.cluster_status import ClusterStatus
@@ -63,7 +67,7 @@ class Lines:
     """Hosts that answer with a document or an error."""
 
     def __init__(self, answers: Mapping[str, Mapping[str, Any] | SbctlError]) -> None:
-        self.answers, self.asked = answers, list[str]()
+        self.answers, self.asked = dict(answers), list[str]()
 
     def ask(self, host: str, work: Callable[[Any], Any]) -> Any:
         self.asked.append(host)
@@ -183,3 +187,71 @@ def test_of_a_thousand_nodes_those_that_are_not_well_are_shown() -> None:
     assert "w0990" in text
     assert "and 800 nodes more" in text
     assert "1000 nodes: 999 healthy, 1 degraded" in text
+
+
+# The command
+
+FLEET = """
+fleet:
+  name: prod
+  identity: {directory: ./cluster}
+  hosts:
+    a: {address: 10.0.0.1, roles: [gateway, authority]}
+    g: {address: 10.0.0.2, roles: [gateway]}
+    w1: {address: 10.0.0.3, roles: [worker]}
+proxy:
+  cluster: {cluster_id: prod}
+  model_host:
+    deployments:
+      chat: {model: qwen2.5-0.5b-instruct, variant: q4_k_m, replicas: 2}
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lines]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "sb.yml").write_text(FLEET)
+
+    def answer(answers: Mapping[str, Any]) -> Lines:
+        lines = Lines(answers)
+        monkeypatch.setattr(cluster_looks, "fleet_lines", lambda *_: lines)
+        return lines
+
+    return answer
+
+
+def sbctl(*words: str) -> int:
+    return int(app(args=["cluster", "status", *words], prog_name="sbctl", standalone_mode=False))
+
+
+def test_the_command_asks_shows_and_ends_as_the_cluster_is(
+    asked: Callable[..., Lines], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = asked({"a": told(), "g": told(brake="many are silent")})
+    assert sbctl() == 0
+    assert "Cluster prod" in capsys.readouterr().out
+    assert sbctl("--host", "g", "--format", "json") == 8
+    body = json.loads(capsys.readouterr().out)
+    assert (body["command"], body["asked"], body["exit_code"]) == ("cluster.status", "g", 8)
+    assert body["alerts"] == ["placement holds back: many are silent"]
+    assert lines.asked == ["a", "g"]
+    asked({"a": AWAY, "g": told()})
+    assert sbctl() == 7
+    for words in (("--identities", "--watch"), ("--dir", "x", "--host", "a")):
+        with pytest.raises(SbctlError) as caught:
+            sbctl(*words)
+        assert caught.value.code == "usage"
+
+
+def test_watching_goes_on_when_nobody_answers(
+    asked: Callable[..., Lines], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = asked({"a": AWAY, "g": AWAY})
+    looks = iter([False, True])
+    monkeypatch.setattr(cluster_looks, "reader_left", lambda: next(looks))
+    monkeypatch.setattr("sbctl.base.clock.SystemClock.sleep_s", lambda *_: lines.answers.update({"a": told()}))
+    assert sbctl("--watch", "--format", "json") == 0
+    shown = capsys.readouterr()
+    assert "no authority and no gateway says how the cluster is" in shown.err
+    assert json.loads(shown.out)["asked"] == "a"
