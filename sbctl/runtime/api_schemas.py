@@ -277,6 +277,7 @@ SCHEMAS: Final[dict[str, Any]] = {
         signer_key_id=_TEXT,
         signer=_TEXT,
         status={"const": "published"},
+        in_store=_FLAG,
     ),
     "SignedEnvelope": _object(payloadType=_TEXT, payload=_TEXT, signatures=_list(_object(keyid=_TEXT, sig=_TEXT))),
     "ClusterPlacement": _object(

@@ -81,7 +81,7 @@ def _store_alerts(status: ClusterStatus) -> Iterator[str]:
             "nothing is placed or published; sbctl status shows each store"
         )
     if status.brake:
-        yield f"placement holds back: {status.brake}"
+        yield f"placement holds back: {status.brake}; who is gone for good: sbctl cluster revoke NODE, then sbctl apply"
     if status.problem:
         yield f"{status.local_node_id}: {status.problem}"
     for what, why in sorted(status.local_problems.items()):

@@ -103,7 +103,8 @@ class ClusterDoor:
         )
         trust = self._node.signers.trust
         assert trust is not None, "it was verified by them"
-        return 202, published(verified, node_id=self._node.config.node_id, trust=trust)
+        body = published(verified, node_id=self._node.config.node_id, trust=trust)
+        return 202, {**body, "in_store": desired.in_store}
 
     def _seeing(self) -> Facts:
         """Raises RefusedError `cluster_not_seen_here` on a node that keeps no directory."""

@@ -62,7 +62,7 @@ def test_a_publication_over_the_admin_api_is_served_told_and_audited(tmp_path: P
         assert caught.value.code == "deployment_bundle_missing"
         envelope = world.bundle({"q": Q}, 1)
         status, body = await at.publish(envelope)
-        assert (status, checked("ClusterPublished", body)["revision"]) == (202, 1)
+        assert (status, checked("ClusterPublished", body)["revision"], body["in_store"]) == (202, 1, True)
         assert (await at.publish(envelope))[0] == 202, "a repeat is the same answer"
         for text, code in ((world.bundle({}, 1), "revision_conflict"), ("{}", "invalid_bundle")):
             status, body = await at.publish(text)
