@@ -325,12 +325,19 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
     ("POST", "/admin/model-host/evict"): (401, 202),
     ("POST", "/admin/model-host/pull"): (401, 202),
     ("POST", "/admin/model-host/reset"): (401, 202),
+    ("GET", "/admin/cluster/status"): (401, 404),
+    ("GET", "/admin/cluster/deployments"): (401, 404),
+    ("POST", "/admin/cluster/deployments"): (401, 404),
+    ("GET", "/admin/cluster/placement/q"): (401, 404),
+    ("GET", "/admin/cluster/vram"): (401, 404),
+    ("GET", "/admin/cluster/artifacts"): (401, 404),
+    ("GET", "/admin/cluster/metrics"): (401, 404),
 }
 """Route → status without credentials, with them. A new route without an entry fails the test below."""
 
 
 def _filled(path: str) -> str:
-    return path.replace("{job}", NO_JOB).replace("{digest}", NO_ARTIFACT)
+    return path.replace("{job}", NO_JOB).replace("{digest}", NO_ARTIFACT).replace("{deployment}", "q")
 
 
 OPEN_ROUTES = {route.path for route in ROUTES if route.role == "anyone"}
@@ -384,7 +391,7 @@ READER_FORBIDDEN = {(route.method, route.path) for route in ROUTES if route.role
 async def test_G4_a_role_may_what_the_table_of_routes_says(target: Target) -> None:
     cookie, csrf = await _session(target, "viewer", "only looks")
     rows = (cookie, f"X-CSRF-Token: {csrf}", "Content-Type: application/json")
-    assert len(READER_FORBIDDEN) == 10
+    assert len(READER_FORBIDDEN) == 11
     for route in ROUTES:
         if route.handler in ("login", "logout"):
             continue

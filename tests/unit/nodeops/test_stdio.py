@@ -69,7 +69,7 @@ def test_what_makes_no_sense_is_refused_by_name(channel: Channel, message: dict[
 def test_every_method_is_answered_here_or_by_the_bootstrap() -> None:
     bootstrap = {Method.HOST_MARK, Method.HOST_UNMARK, Method.RUNTIME_INSTALL}
     assert set(stdio._HANDLERS) == set(Method) - bootstrap
-    assert set(PARAMS) == set(Method) - {Method.SNAPSHOT, Method.BUNDLE_CLEAR}
+    assert set(PARAMS) == set(Method) - {Method.SNAPSHOT, Method.BUNDLE_CLEAR, Method.CLUSTER_STATUS}
     for method in stdio._HANDLERS:
         assert callable(stdio._handler(method))
 
