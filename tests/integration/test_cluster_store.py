@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
-from sbctl.base.errors import SbctlError
+from sbctl.base.errors import SbctlError, UnreachableError
 from sbctl.node.store_messages import StoreNode
 from sbctl.runtime.cluster.nats_store import NatsStore, StoreTiming
 from sbctl.runtime.cluster.store import BUNDLE_KEY, Bucket, node_key
@@ -129,13 +129,21 @@ async def test_one_server_keeps_the_contract(one: NatsCluster, check: Callable[[
 async def test_three_servers_keep_the_contract(
     three: NatsCluster, check: Callable[[StoreWorld], Awaitable[None]]
 ) -> None:
-    async with world_of(three) as world:
-        await check(world)
+    """A busy machine may make them vote in between, which a store tells; then it is asked again."""
+    for attempt in range(1, 4):
+        try:
+            async with world_of(three) as world:
+                await check(world)
+            return
+        except UnreachableError as error:
+            if error.code != "store.no_quorum" or attempt == 3:
+                raise
+            await asyncio.to_thread(three.wait_ready)
 
 
 async def test_another_leader_takes_over_and_a_watch_survives_it(three: NatsCluster) -> None:
     async with world_of(three) as world, watching(world.w1, Bucket.DESIRED) as seen:
-        await world.a.put(Bucket.DESIRED, BUNDLE_KEY, b"before")
+        await eventually(lambda: world.a.put(Bucket.DESIRED, BUNDLE_KEY, b"before"))
         leader = await asyncio.to_thread(three.leader, Bucket.DESIRED)
         assert leader is not None
         three.kill(leader)
@@ -152,29 +160,37 @@ async def test_another_leader_takes_over_and_a_watch_survives_it(three: NatsClus
 
 async def test_acknowledged_writes_survive_kill_9_of_all_three(three: NatsCluster) -> None:
     async with world_of(three) as world:
-        acknowledged: dict[str, bytes] = {}
+        acknowledged: dict[str, int] = {}
+        asked: dict[str, int] = {}
+        killed = asyncio.Event()
 
         async def write() -> None:
             number = 0
-            while True:
+            while not killed.is_set():
                 number += 1
-                key, value = ("trust", "revocations", "bundle")[number % 3], str(number).encode()
-                await world.a.put(Bucket.DESIRED, key, value)
-                acknowledged[key] = value
+                key = ("trust", "revocations", "bundle")[number % 3]
+                asked[key] = number
+                with suppress(UnreachableError):
+                    await world.a.put(Bucket.DESIRED, key, str(number).encode())
+                    acknowledged[key] = number
 
         writing = asyncio.create_task(write())
-        while len(acknowledged) < 3 or int(max(acknowledged.values(), key=int)) < 60:
+        while len(acknowledged) < 3 or max(acknowledged.values()) < 60:
             await asyncio.sleep(0.01)
         three.kill()
-        with suppress(SbctlError):
-            await writing
-        assert world.a.status().state != "connected"
+        killed.set()
+        await writing
+
+        async def noticed() -> bool | None:
+            return None if world.a.status().state == "connected" else True
+
+        await eventually(noticed)
         three.start()
         await asyncio.to_thread(three.wait_ready)
         for key, value in acknowledged.items():
             entry = await eventually(lambda key=key: world.b.get(Bucket.DESIRED, key))
-            # The write that was under way may have happened.
-            assert int(entry.value) - int(value) in (0, 3), key
+            # What was not acknowledged may have happened.
+            assert value <= int(entry.value) <= asked[key], key
 
 
 @pytest.mark.soak
