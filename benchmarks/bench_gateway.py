@@ -1,5 +1,7 @@
 """What the gateway costs: beside nginx, which is the limit, and beside the LiteLLM proxy, which is the peer; one mock engine, one run.
 
+A bare proxy in Python (`bare_proxy.py`) stands between them: it checks, admits and counts nothing.
+
     .venv/bin/python benchmarks/bench_gateway.py [--seconds N] [--nginx PATH] [--litellm PATH]
 
 The gateway runs in the whole daemon, as it is delivered: key, admission, limits and metrics in place, admin and control listeners open.
@@ -46,6 +48,7 @@ from tests.simulators.runtime_world import Operator, content, member, prepare_no
 
 BENCH = ROOT / ".cache" / "bench"
 ENGINE = ROOT / "benchmarks" / "mock_engine.py"
+BARE = ROOT / "benchmarks" / "bare_proxy.py"
 KEY = "sk-bench"
 CONNECTIONS = 16
 
@@ -214,6 +217,14 @@ def nginx(program: str, engine: int) -> Iterator[Side]:
 
 
 @contextlib.contextmanager
+def bare_proxy(engine: int) -> Iterator[Side]:
+    port = free_port()
+    with process([sys.executable, str(BARE), str(port), str(engine)]) as child:
+        await_port(port)
+        yield Side("bare proxy in Python", port, (child.pid,))
+
+
+@contextlib.contextmanager
 def litellm(program: str, engine: int) -> Iterator[Side | None]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -330,6 +341,8 @@ def main() -> None:
                 results["nginx"] = uvloop.run(measure(side, asked.seconds, with_streams=True))
         else:
             print("nginx is not here: left out (see the head of this program)")
+        with bare_proxy(engine.port) as side:
+            results["bare proxy"] = uvloop.run(measure(side, asked.seconds, with_streams=True))
         with gateway() as side:
             results["sbctl"] = uvloop.run(measure(side, asked.seconds, with_streams=True))
         if program := find(asked.litellm, str(BENCH / "litellm/bin/litellm")):
