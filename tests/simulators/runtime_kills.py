@@ -208,6 +208,8 @@ class RuntimeKills:
             revision = newest + 1
             self.asked[revision] = (desired, self.operator.bundle(desired, revision))
         self.deployments = deployments
+        # Who asks for a model again, asks for its weights.
+        self.told.deleted -= {name for each in deployments.values() for name in each.artifacts}
         outcome = self.runtime.apply(self.asked[revision][1], at)
         assert outcome.get("result", {}).get("revision") == revision, outcome
         self.told.revision, self.told.cleared = revision, False
