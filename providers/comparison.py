@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -91,6 +91,19 @@ class Comparison:
     def bootstrapped(self) -> bool:
         """Whether the node interface answered, so that all facts are there."""
         return self.snapshot.bootstrapped
+
+    @property
+    def runtime_stays(self) -> bool:
+        """Where the host's runtime goes too, its removal takes all that stands beside it along, and nothing answers there afterwards."""
+        return Address("runtime", self.address.scope) in self.context.desired_specs
+
+    def edited(self, files: Mapping[str, tuple[str, str]]) -> Iterator[Leaf]:
+        """What was changed on the host since it was installed. `files`: digest in record and facts → path and reason of its leaf."""
+        assert self.recorded is not None
+        for name, (path, reason) in files.items():
+            wanted = self.recorded.record.get(name)
+            if wanted is not None and (shown := self.observed.decisive[name]) != wanted:
+                yield Leaf(path, "edited" if shown else "missing", "as desired", reason)
 
     def steps(self, calls: Iterable[Call]) -> tuple[Step, ...]:
         return tuple(

@@ -9,7 +9,6 @@ from typing import Any, Final
 from providers.certificate.spec import fields_for_reader, is_own, issued_fields, surrounding_fields
 from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
 from providers.runtime_wheels import delivery_problem, install_call
-from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
 from sbctl.plan.blast_radius import action_radius
@@ -219,14 +218,12 @@ def _removed(comparison: Comparison) -> Change:
     assert recorded is not None
     if comparison.observed.status != "present":
         return comparison.forgotten("no identity is on the host any more")
-    # Where the runtime goes too, its removal takes all of <etc> along, and nothing answers on the host afterwards.
-    stays = Address("runtime", recorded.address.scope) in comparison.context.desired_specs
     params = {"lineage": recorded.spec["lineage"]}
     call = Call(Method.CERTIFICATE_REMOVE, params, "remove keys and certificates", deadline_s=_DEADLINE_S)
     return comparison.change(
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "sb.yml or a revocation takes the identity away",
-        calls=[call] if stays else [],
+        calls=[call] if comparison.runtime_stays else [],
         leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("certificate", "delete"),
     )

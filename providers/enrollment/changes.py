@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
 from providers.enrollment.spec import fields_for_reader
-from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
 from sbctl.plan.blast_radius import action_radius
@@ -40,7 +39,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         return _run(comparison, desired, "create", reason, leaves, drifted=gone)
     same = desired.fingerprint == recorded.fingerprint
     other = () if same else leaf_changes(fields_for_reader(recorded.spec), fields_for_reader(desired.spec))
-    drift = tuple(_drift(comparison, recorded))
+    drift = tuple(_drift(comparison))
     due = _renewal_due(comparison)
     if not other and not drift and due is None:
         return comparison.unchanged()
@@ -60,12 +59,9 @@ def _reason(other: tuple[Leaf, ...]) -> str:
     return "the server runs with other settings"
 
 
-def _drift(comparison: Comparison, recorded: Recorded) -> Iterator[Leaf]:
+def _drift(comparison: Comparison) -> Iterator[Leaf]:
     shown = comparison.observed.decisive
-    for name, (path, reason) in _FILES.items():
-        wanted = recorded.record.get(name)
-        if wanted is not None and shown[name] != wanted:
-            yield Leaf(path, "edited" if shown[name] else "missing", "as desired", reason)
+    yield from comparison.edited(_FILES)
     if shown["running"] is False:
         yield Leaf("running", False, True, "the enrollment server does not run")
 
@@ -131,7 +127,6 @@ def _removed(comparison: Comparison) -> Change:
     assert recorded is not None
     if comparison.observed.status != "present":
         return comparison.forgotten("no enrollment server is on the host any more")
-    stays = Address("runtime", recorded.address.scope) in comparison.context.desired_specs
     params = {"lineage": recorded.spec["lineage"]}
     call = Call(
         Method.ENROLLMENT_REMOVE, params, "stop the server, remove keys, tokens and ledger", deadline_s=_DEADLINE_S
@@ -139,7 +134,7 @@ def _removed(comparison: Comparison) -> Change:
     return comparison.change(
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "sb.yml names no enrollment server on this host",
-        calls=[call] if stays else [],
+        calls=[call] if comparison.runtime_stays else [],
         leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("enrollment", "delete"),
     )

@@ -9,7 +9,6 @@ from typing import Any, Final
 from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves, transfer_deadline_s
 from providers.store.spec import fields_for_reader, users_only
 from sbctl.base.errors import EngineError
-from sbctl.base.ids import Address
 from sbctl.base.truths import Desired, Recorded
 from sbctl.engines.store_pins import StorePin, store_pin
 from sbctl.node.messages import Method
@@ -43,7 +42,7 @@ def diff(desired: Desired | None, recorded: Recorded | None, observed: Observed,
         )
     same = desired.fingerprint == recorded.fingerprint
     other = () if same else leaf_changes(fields_for_reader(recorded.spec), fields_for_reader(desired.spec))
-    drift = tuple(_drift(comparison, recorded))
+    drift = tuple(_drift(comparison))
     if not other and not drift:
         return comparison.unchanged()
     reason = drift[0].reason if drift else _reason(other)
@@ -59,12 +58,9 @@ def _reason(other: tuple[Leaf, ...]) -> str:
     return "the store restarts with other settings, one host after another"
 
 
-def _drift(comparison: Comparison, recorded: Recorded) -> Iterator[Leaf]:
+def _drift(comparison: Comparison) -> Iterator[Leaf]:
     shown = comparison.observed.decisive
-    for name, (path, reason) in _FILES.items():
-        wanted = recorded.record.get(name)
-        if wanted is not None and shown[name] != wanted:
-            yield Leaf(path, "edited" if shown[name] else "missing", "as desired", reason)
+    yield from comparison.edited(_FILES)
     if not shown["running"]:
         yield Leaf("running", False, True, "the store does not run")
     elif not shown["up_to_date"]:
@@ -158,14 +154,12 @@ def _removed(comparison: Comparison) -> Change:
     assert recorded is not None
     if comparison.observed.status != "present":
         return comparison.forgotten("no store is on the host any more")
-    # Where the runtime goes too, its removal takes the store along.
-    stays = Address("runtime", recorded.address.scope) in comparison.context.desired_specs
     params = {"lineage": recorded.spec["lineage"]}
     call = Call(Method.STORE_REMOVE, params, "stop the store, remove its data", deadline_s=_DEADLINE_S)
     return comparison.change(
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "the host is no authority of a cluster any more",
-        calls=[call] if stays else [],
+        calls=[call] if comparison.runtime_stays else [],
         leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("store", "delete"),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.audit import AUDIT_TABLES, AuditEntry, append_audit
 from sbctl.runtime.deployments_revision import DEPLOYMENTS_COPY, DeploymentsRevision, check_expected, revision_from
+from sbctl.runtime.durable_sqlite import opened, transaction
 from sbctl.runtime.log import get_log
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, content_digest
 from sbctl.trust.envelope import unverified_payload
@@ -96,15 +97,13 @@ class RuntimeStore:
         self._copy = bundle_copy
         self._lock = threading.Lock()
         try:
-            self._connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=5.0)
+            self._connection = opened(database)
             self._prepare()
         except sqlite3.DatabaseError as error:
             raise _damaged(database, str(error)) from error
 
     def _prepare(self) -> None:
         run = self._connection.execute
-        run("PRAGMA journal_mode=WAL")
-        run("PRAGMA synchronous=FULL")
         version = int(run("PRAGMA user_version").fetchone()[0])
         if version > _SCHEMA_VERSION:
             raise StateError(
@@ -130,21 +129,16 @@ class RuntimeStore:
                 "WHERE state NOT IN ('ready', 'failed', 'deleted')"
             )
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException as error:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
-                    raise SbctlError(
-                        "store_failed", f"the runtime's database refused a write: {error}", place=str(self._path)
-                    ) from error
-                raise
+    def _transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        return transaction(self._connection, self._lock, self._refused)
+
+    def _refused(self, error: sqlite3.Error) -> SbctlError:
+        return SbctlError(
+            "store_failed",
+            f"the runtime's database refused a write: {error}",
+            place=str(self._path),
+            next_step="see to the disk (df), then ask again; what serves goes on",
+        )
 
     def _row(self, sql: str, *values: object) -> tuple[object, ...] | None:
         with self._lock:

@@ -14,14 +14,15 @@ __all__ = ["keep_watching"]
 _AGAIN_S: Final = 30.0
 
 
-async def keep_watching(what: str, watch: Callable[[], Awaitable[None]]) -> None:
-    """Until `watch` ends by itself, or this is cancelled. One that fails begins anew after half a minute."""
+async def keep_watching(what: str, watch: Callable[[], Awaitable[None]], *, again_s: float = _AGAIN_S) -> None:
+    """Until `watch` ends by itself, or this is cancelled. One that fails begins anew after `again_s` seconds."""
     while True:
         try:
             await watch()
         except Exception as error:  # noqa: BLE001 - nobody else would hear of it
-            told = str(error) if isinstance(error, SbctlError) else repr(error)
-            get_log("watch").error("a look failed", what=what, error=told, again_s=_AGAIN_S)
+            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            told = str(first) if isinstance(first, SbctlError) else repr(first)
+            get_log("watch").error("a look failed", what=what, error=told, again_s=again_s)
         else:
             return
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(again_s)

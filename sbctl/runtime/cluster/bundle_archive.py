@@ -11,6 +11,7 @@ from pathlib import Path
 from sbctl.base.clock import SYSTEM_CLOCK, Clock, rfc3339
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import SbctlError, StateError
+from sbctl.runtime.durable_sqlite import opened
 from sbctl.trust.cluster_bundle import VerifiedClusterBundle
 
 __all__ = ["ArchivedBundle", "BundleArchive"]
@@ -40,9 +41,7 @@ class BundleArchive:
         self._clock = clock
         self._lock = threading.Lock()
         try:
-            self._connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=5.0)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection = opened(database)
             self._connection.execute(_SCHEMA)
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from error

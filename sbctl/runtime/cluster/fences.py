@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from sbctl.base.clock import SYSTEM_CLOCK, Clock
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import RefusedError, SbctlError, StateError
 from sbctl.base.limits import BUNDLE_MAX_BYTES, ENROLLED_HOURS_MAX
+from sbctl.runtime.durable_sqlite import opened, transaction
 from sbctl.trust.bundle import DeploymentMember, TrustSet
 from sbctl.trust.cluster_bundle import ClusterBundlePayload, VerifiedClusterBundle, replica_digest
 from sbctl.trust.cluster_fences import LeaseFence
@@ -74,7 +75,7 @@ class ClusterFences:
         self._clock = clock
         self._lock = threading.Lock()
         try:
-            self._connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=5.0)
+            self._connection = opened(database)
             self._prepare()
             self._marks = {
                 str(row[0]): PeerMark(HighWater(row[1], row[2], row[3]), row[4], row[5])
@@ -85,8 +86,6 @@ class ClusterFences:
 
     def _prepare(self) -> None:
         run = self._connection.execute
-        run("PRAGMA journal_mode=WAL")
-        run("PRAGMA synchronous=FULL")
         version = int(run("PRAGMA user_version").fetchone()[0])
         if version > _SCHEMA_VERSION:
             raise StateError(
@@ -103,25 +102,17 @@ class ClusterFences:
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException as error:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
-                    raise SbctlError(
-                        "cluster.state_not_written",
-                        f"what this node remembers of its cluster could not be written: {error}",
-                        place=str(self._path),
-                        next_step="see to the disk; until then the node keeps to what it obeyed before",
-                        retryable=True,
-                    ) from error
-                raise
+    def _transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        return transaction(self._connection, self._lock, self._refused)
+
+    def _refused(self, error: sqlite3.Error) -> SbctlError:
+        return SbctlError(
+            "cluster.state_not_written",
+            f"what this node remembers of its cluster could not be written: {error}",
+            place=str(self._path),
+            next_step="see to the disk; until then the node keeps to what it obeyed before",
+            retryable=True,
+        )
 
     def known(self) -> Mapping[str, PeerMark]:
         """Marks by node id, as `PeerVerifier.open` takes them; what is returned changes with them."""

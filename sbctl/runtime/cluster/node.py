@@ -68,6 +68,7 @@ from sbctl.runtime.provision import Provisioner, quiet
 from sbctl.runtime.reconcile import Assigned, Reconciler
 from sbctl.runtime.room import Budget
 from sbctl.runtime.settings import Settings
+from sbctl.runtime.watching import keep_watching
 from sbctl.trust.cluster_fences import authority_stale
 from sbctl.trust.peer_documents import Peer
 
@@ -387,18 +388,8 @@ class ClusterNode:
 
     def _run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A service that fails unexpectedly is begun again: one defect leaves no node without its cluster."""
-
-        async def kept() -> None:
-            while True:
-                try:
-                    await work()
-                    return
-                except Exception as error:  # noqa: BLE001 - told, and begun again
-                    told = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-                    self._log.error("a service of the cluster failed", service=name, error=repr(told))
-                await asyncio.sleep(_SERVICE_AGAIN_S)
-
-        self._tasks.append(asyncio.create_task(kept(), name=f"cluster-{name}"))
+        kept = keep_watching(f"cluster {name}", work, again_s=_SERVICE_AGAIN_S)
+        self._tasks.append(asyncio.create_task(kept, name=f"cluster-{name}"))
 
     def _changed(self) -> None:
         self.publisher.poke()

@@ -1,0 +1,42 @@
+"""What the runtime must not forget, in SQLite: how such a database is opened, and how it is written, so that what returned is on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from sbctl.base.errors import SbctlError
+
+__all__ = ["opened", "transaction"]
+
+_BUSY_S: Final = 5.0
+
+
+def opened(database: Path) -> sqlite3.Connection:
+    """For any thread, one at a time; statements begin no transaction of their own. Raises sqlite3.DatabaseError, also for what is no database."""
+    connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=_BUSY_S)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    return connection
+
+
+@contextlib.contextmanager
+def transaction(
+    connection: sqlite3.Connection, lock: threading.Lock, refused: Callable[[sqlite3.Error], SbctlError]
+) -> Iterator[sqlite3.Connection]:
+    """All of the block or nothing of it. Raises what `refused` makes of a database that takes no write, and what the block raises."""
+    with lock:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException as error:  # whatever ended the block, nothing of it stays
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise refused(error) from error
+            raise
