@@ -42,6 +42,8 @@ CREATE TABLE IF NOT EXISTS {table} (
   lineage text, serial bigint, sha256 text, document bytea, holder jsonb,
   written_at timestamptz NOT NULL DEFAULT now())
 """
+_CREATORS_KEY: Final = int.from_bytes(hashlib.sha256(b"sbctl creates").digest()[:8], "big", signed=True)
+"""One for a whole database: two states may share the schema that both would create."""
 _HELD: Final = """
 SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND database =
   (SELECT oid FROM pg_database WHERE datname = current_database()) AND classid = {high} AND objid = {low}
@@ -151,28 +153,30 @@ class PostgresBackend:
     def _ensure_table(self, session: psycopg.Connection[Any]) -> None:
         """Raises RefusedError `state.denied` with the statements that somebody with the right must run."""
         if not self._is_there(session):
-            schema = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._settings.schema))
             try:
-                known = session.execute("SELECT to_regnamespace(quote_ident(%s))", (self._settings.schema,)).fetchone()
-                if known is None or known[0] is None:
-                    self._create(session, schema)
-                self._create(session, self._sql(_CREATE))
+                self._create(session)
             except psycopg.errors.InsufficientPrivilege:
                 raise RefusedError(
                     "state.denied",
                     f"the role may not create {self._settings.schema}.{self._settings.table}",
                     place=self.place,
-                    next_step=f"the owner of the database runs: {schema.as_string(session)} AUTHORIZATION "
+                    next_step=f"the owner of the database runs: {self._create_schema().as_string(session)} AUTHORIZATION "
                     f"{sql.Identifier(session.info.user).as_string(session)}",
                 ) from None
         session.execute(self._sql("INSERT INTO {table} (id) VALUES (1) ON CONFLICT DO NOTHING"))
 
-    def _create(self, session: psycopg.Connection[Any], statement: sql.Composed) -> None:
-        """IF NOT EXISTS does not keep two creators apart: the later one may find the other's row in the catalog."""
-        with contextlib.suppress(
-            psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema
-        ):
-            session.execute(statement)
+    def _create_schema(self) -> sql.Composed:
+        return sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._settings.schema))
+
+    def _create(self, session: psycopg.Connection[Any]) -> None:
+        """IF NOT EXISTS does not keep two creators apart (each sees the other's row of the catalog): a lock of its own does."""
+        with session.transaction():
+            session.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATORS_KEY,))
+            known = session.execute("SELECT to_regnamespace(quote_ident(%s))", (self._settings.schema,)).fetchone()
+            if known is None or known[0] is None:
+                session.execute(self._create_schema())
+            if not self._is_there(session):
+                session.execute(self._sql(_CREATE))
 
     def _said_holder(self, session: psycopg.Connection[Any]) -> Ticket | None:
         row = session.execute(self._sql("SELECT holder FROM {table}")).fetchone()
