@@ -98,6 +98,8 @@ class PlacedDeployment(DocumentPart):
     rejections: dict[Id, Rejection] = Field(default_factory=dict, max_length=1024)
     rejections_left_out: Count = 0
     """Nodes whose refusal was left out to keep the document small."""
+    tried_again: Count = 0
+    """The number of the last wish of an operator to try its rollout again that was followed."""
     rollout: RolloutState
 
 

@@ -39,13 +39,14 @@ from sbctl.placement.model import (
     Rollout,
 )
 
-__all__ = ["EVACUATES", "REJECTIONS_MAX", "Head", "assignment_document", "node_of", "plan_document", "plan_of"]
+__all__ = ["LEAVES", "REJECTIONS_MAX", "Head", "assignment_document", "node_of", "plan_document", "plan_of"]
 
 REJECTIONS_MAX: Final = 64
 """Refusals of one deployment that a document carries."""
 _TEXT_MAX: Final = 256
-EVACUATES: Final = "drained_by_operator"
-"""Reason code of a node that was taken out for good: what it runs is placed elsewhere. Any other drain is short: it keeps what it has."""
+LEAVES: Final = "leaves_cluster"
+"""Reason code of a node that is taken out of the cluster: what it runs is placed elsewhere, and serves until then. A drain is short: such a node
+takes no requests and keeps what it has."""
 
 
 class Head(TypedDict):
@@ -74,7 +75,8 @@ def node_of(snapshot: NodeSnapshotDocument, *, heard_at_ms: int, exclusion: str 
         health_reasons=health.reason_codes,
         exclusion=(exclusion if exclusion != "reported_unhealthy" else "")
         or ("authority_stale" if snapshot.authority_stale else ""),
-        drain=("evacuate" if EVACUATES in health.reason_codes else "cordon") if health.draining else "",
+        drain="evacuate" if LEAVES in health.reason_codes else "cordon" if health.draining else "",
+        admits=not health.draining,
         memory_bytes=snapshot.capacity.memory_bytes,
         max_engines=snapshot.capacity.max_engines,
         devices=tuple(
@@ -182,6 +184,7 @@ def _placed(one: DeploymentPlacement, view: ClusterView, spread_by: tuple[str, .
         unplaced_replicas=one.unplaced,
         rejections={name: _rejection(refusal) for name, refusal in shown},
         rejections_left_out=len(one.refusals) - len(shown),
+        tried_again=one.tried,
         rollout=RolloutState(
             phase=rollout.phase,
             target_ready=rollout.target_ready,
@@ -251,6 +254,7 @@ def _deployment(name: str, one: PlacedDeployment) -> DeploymentPlacement:
             ),
         ),
         fallback=tuple(_place(replica) for replica in one.fallback),
+        tried=one.tried_again,
         rollout=Rollout(
             phase=rollout.phase,
             target_ready=rollout.target_ready,

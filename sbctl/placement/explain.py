@@ -126,11 +126,7 @@ _WORDS: Final = {
 
 def _by_facts(refusal: Refusal, facts: dict[str, Fact]) -> str:
     if refusal.reason == "node_draining":
-        return (
-            "was taken out of service by an operator"
-            if facts.get("by") == "evacuate"
-            else "is out of service for a change"
-        )
+        return "is being evacuated" if facts.get("by") == "evacuate" else "is out of service for a change"
     if "short_devices" in facts:
         return f"has {facts['has_devices']} devices that are alike and large enough, needs {facts['needed_devices']}"
     if "short_engines" in facts:

@@ -100,7 +100,8 @@ class Node:
     """A node by its last verified snapshot. `heard_at_ms`: when this reader received it, by the reader's clock.
 
     `exclusion`: why the directory offers it nothing new; empty when it may. `drain` `cordon`: it keeps what it has and gets nothing new;
-    `evacuate`: what it has is placed elsewhere too. `acknowledged`: the newest assignment that it obeys, which its replicas already show.
+    `evacuate`: what it has is placed elsewhere, and serves until then. `admits`: it takes requests. `acknowledged`: the newest assignment that
+    it obeys, which its replicas already show.
     """
 
     node_id: str
@@ -112,6 +113,7 @@ class Node:
     health_reasons: tuple[str, ...] = ()
     exclusion: str = ""
     drain: Literal["", "cordon", "evacuate"] = ""
+    admits: bool = True
     memory_bytes: int = 0
     max_engines: int | None = None
     devices: tuple[Device, ...] = ()
@@ -279,7 +281,8 @@ class Rollout:
 class DeploymentPlacement:
     """`generation` is the one that is wanted; the places of `target` have it, except after a rollout that was taken back.
 
-    `fallback`: places of the generation that was taken down for this one. `desired` 0: the deployment left the bundle and drains.
+    `fallback`: places of the generation that was taken down for this one. `desired` 0: the deployment left the bundle and drains. `tried`: the
+    number of the last wish of an operator to try its rollout again that was followed.
     """
 
     deployment: str
@@ -293,6 +296,7 @@ class DeploymentPlacement:
     rollout: Rollout = Rollout()
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Of every node, where a replica has no place; empty otherwise."""
+    tried: int = 0
 
     @property
     def unplaced(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from sbctl.placement.fleet import Fleet
@@ -53,6 +54,7 @@ class _Start:
     prior: DeploymentPlacement | None
     fresh: bool
     own: Mapping[Place, Place]
+    tried: int = 0
 
 
 def reconcile(
@@ -64,13 +66,13 @@ def reconcile(
     mark: Mark,
     policy: PlacementPolicy = DEFAULT_POLICY,
     confirmed_losses: Collection[str] = (),
-    tried_again: Collection[str] = (),
+    tried_again: Mapping[str, int] = MappingProxyType({}),
     offered: Collection[str] = (),
 ) -> PlacementPlan:
     """The next plan. `mark` must grow from one evaluation to the next.
 
     `confirmed_losses`: nodes that an operator says are gone. `tried_again`: deployments whose rollout he wants begun once more, with a
-    deadline of its own, though nothing in them changed. `offered`: nodes that he wants to take over what they would win, as if they had just
+    deadline of its own, though nothing in them changed, and the number of that wish, which is followed once. `offered`: nodes that he wants to take over what they would win, as if they had just
     joined.
     """
     if offered:
@@ -85,7 +87,7 @@ def reconcile(
     waited_for = known - view.removed - {name for name, loss in liveness.losses.items() if loss.state == "lost"}
     fleet = Fleet(view, liveness.losses, waited_for)
     names = sorted({*wanted, *prior.deployments, *moment.sight.deployments()})
-    starts = {name: _start(name, wanted.get(name), prior, moment.sight, again=name in tried_again) for name in names}
+    starts = {name: _start(name, wanted.get(name), prior, moment.sight, tried_again.get(name, 0)) for name in names}
     placing = Placing(fleet, (start.wish for start in starts.values()), policy)
     joined = _newcomers(fleet, view, prior, liveness)
     placing.run(joined, policy.moves_max - _moving(prior))
@@ -128,8 +130,10 @@ def _known_workers(view: ClusterView, prior: PlacementPlan) -> set[str]:
 # --- what each deployment starts from
 
 
-def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sight: Sight, *, again: bool) -> _Start:
+def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sight: Sight, wish_number: int) -> _Start:
     prior = plan.deployments.get(name)
+    tried = 0 if prior is None else prior.tried
+    again = wish_number > tried
     if demand is None:
         gone = DeploymentDemand(name, "", (), replicas=0)
         helds = [*prior.held, *(Held(place) for place in prior.target)] if prior else []
@@ -168,7 +172,7 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
         is_under_way=rollout is None or rollout.phase not in _STUCK,
         keeps_only=restored,
     )
-    return _Start(wish, prior, fresh=not same or again, own=own)
+    return _Start(wish, prior, fresh=not same or again, own=own, tried=max(tried, wish_number))
 
 
 def _unended(name: str, helds: Iterable[Held], sight: Sight) -> tuple[Held, ...]:
@@ -257,6 +261,7 @@ def _after(start: _Start, placed: Placed, moment: Moment) -> DeploymentPlacement
         held=tuple(helds),
         fallback=wish.fallback,
         rollout=prior.rollout if prior and not start.fresh else Rollout(),
+        tried=start.tried,
     )
     changed = start.fresh or (prior is not None and set(prior.target) != set(targets) and not wish.keeps_only)
     return advance(

@@ -77,8 +77,8 @@ class Sight:
         return exact and same and (replica.state == "ready" if warm else replica.state in _COLD)
 
     def is_in_service(self, place: Place) -> bool:
-        """Whether gateways ask its node: it was not taken out of service."""
-        return self._is_heard(place.node_id) and not self._view.nodes[place.node_id].drain
+        """Whether gateways ask its node: it was not taken out of service. One that is evacuated serves on."""
+        return self._is_heard(place.node_id) and self._view.nodes[place.node_id].admits
 
     def is_ended(self, deployment: str, held: Held) -> bool:
         """Whether what was told to drain is over: its node obeys an assignment that said so, or a later one, and shows no engine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from random import Random
@@ -143,7 +143,7 @@ class PlacementWorld:
         seconds: float = 5.0,
         *,
         fresh: bool = True,
-        tried_again: Collection[str] = (),
+        tried_again: Mapping[str, int] | None = None,
         offered: Collection[str] = (),
     ) -> PlacementPlan:
         """Hear the nodes, evaluate, tell the nodes (who may not have heard it yet). Not `fresh`: by what they said before."""
@@ -159,7 +159,7 @@ class PlacementWorld:
             mark=self.mark,
             policy=self.policy,
             confirmed_losses=self.confirmed,
-            tried_again=tried_again,
+            tried_again=tried_again or {},
             offered=offered,
         )
         for name, told in assignments(self.plan, self.view).items():

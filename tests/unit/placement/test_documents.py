@@ -191,10 +191,11 @@ def test_a_node_is_what_its_snapshot_says() -> None:
         ({"health": SNAPSHOT["health"] | {"peer_plane": "unavailable"}}, "has_endpoint", False),
         ({"health": SNAPSHOT["health"] | {"draining": True}}, "drain", "cordon"),
         (
-            {"health": SNAPSHOT["health"] | {"draining": True, "reason_codes": ["drained_by_operator"]}},
+            {"health": SNAPSHOT["health"] | {"draining": True, "reason_codes": ["leaves_cluster"]}},
             "drain",
             "evacuate",
         ),
+        ({"health": SNAPSHOT["health"] | {"draining": True}}, "admits", False),
         ({"authority_stale": True}, "exclusion", "authority_stale"),
         ({"assignment": None}, "acknowledged", (0, 0)),
     ],

@@ -51,7 +51,7 @@ CASES: list[tuple[RefusalReason, Node, DeploymentDemand, Loss | None, str]] = [
         None,
         "says that it is unhealthy (no_usable_model_engine)",
     ),
-    ("node_draining", replace(CPU, drain="evacuate"), SMALL, None, "was taken out of service by an operator"),
+    ("node_draining", replace(CPU, drain="evacuate"), SMALL, None, "is being evacuated"),
     ("node_draining", replace(CPU, drain="cordon"), SMALL, None, "is out of service for a change"),
     ("required_labels", CPU, replace(SMALL, required_labels={"zone": "a"}), None, "has zone=b, and zone=a is required"),
     (

@@ -304,7 +304,7 @@ def test_an_operator_tries_again_what_was_taken_back() -> None:
     _phases(world, 60)
     assert world.plan.deployments["a"].rollout.phase == "restored"
     world.broken.clear()
-    world.evaluate(tried_again={"a"})
+    world.evaluate(tried_again={"a": 3})
     assert _phases(world) == ["draining_prior", "starting", "stable"]
     assert {(place.generation, place.variant) for _, place in world.live("a")} == {(2, "v2")}
 
@@ -314,8 +314,11 @@ def test_a_second_try_of_a_rolling_rollout_has_a_deadline_of_its_own() -> None:
     world.broken.add(("a", "v2"))
     world.want(demand_of("a", 2, version=2))
     _phases(world)
-    placed = world.evaluate(tried_again={"a"}).deployments["a"]
+    placed = world.evaluate(tried_again={"a": 3}).deployments["a"]
     assert (placed.rollout.phase, placed.rollout.since_ms) == ("waiting_for_readiness", world.now_ms)
+    began_ms = world.now_ms
+    assert world.evaluate(tried_again={"a": 3}).deployments["a"].rollout.since_ms == began_ms, "a wish is followed once"
+    assert world.evaluate(tried_again={"a": 7}).deployments["a"].rollout.since_ms == world.now_ms
 
 
 def test_what_is_out_of_service_does_not_count_as_serving() -> None:
@@ -323,7 +326,7 @@ def test_what_is_out_of_service_does_not_count_as_serving() -> None:
     world.want(demand_of("a", 2, version=2))
     first = world.evaluate().deployments["a"].target[0].node_id
     world.work(first)
-    world.workers[first].node = replace(world.workers[first].node, drain="cordon")
+    world.workers[first].node = replace(world.workers[first].node, drain="cordon", admits=False)
     assert {held.draining for held in world.evaluate().deployments["a"].held} == {False}
 
 
