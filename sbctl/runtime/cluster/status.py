@@ -188,6 +188,7 @@ def _told(snapshot: NodeSnapshotDocument) -> dict[str, Any]:
     return {
         "address": snapshot.node.peer_address,
         "model_endpoint": snapshot.node.peer_address,
+        "identity_epoch": snapshot.identity_epoch,
         "incarnation": snapshot.boot_epoch,
         "roles": list(snapshot.node.roles),
         "labels": dict(snapshot.node.labels),
