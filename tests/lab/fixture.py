@@ -1,6 +1,7 @@
 """The lab as a fixture: real hosts with systemd and sshd on this machine, booted once a session and always ended again.
 
-`lab` skips, with the reason, where hosts cannot be booted. One test run at a time uses the lab; another one waits for it.
+`lab` skips, with the reason, where hosts cannot be booted. One test run at a time uses the lab; another one waits for it. Tests that need
+more hosts have a second lab beside it, by `booted`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import pytest
 
 from sbctl.base.connection import Connection
 
-__all__ = ["Lab", "LabHost", "lab"]
+__all__ = ["LARGE_LAB_NUMBER", "Lab", "LabHost", "booted", "lab", "why_not"]
 
 SCRIPT = Path(__file__).with_name("hosts.sh")
 LAB_NUMBER = int(os.environ.get("SBCTL_LAB", "0"))
-"""Several labs can run on one machine; a test run uses one."""
+"""Several labs can run on one machine; a test run uses this one, and LARGE_LAB_NUMBER where a test needs more hosts."""
+LARGE_LAB_NUMBER = (LAB_NUMBER + 50) % 100
 ROOT = Path(f"/run/sbctl-lab-{LAB_NUMBER}")
-LOCK = Path(f"/run/sbctl-lab-{LAB_NUMBER}.lock")
 HOST_COUNT = 3
 SUDO_PASSWORD = "correct horse"
 WAIT_FOR_OTHER_RUN_S = 600
@@ -37,6 +38,12 @@ class LabHost:
     """One host: log in as `root`, `ops` (no rights), `deploy` or `pw` (sudo, with the password SUDO_PASSWORD) with `identity_file`."""
 
     number: int
+    lab: int = LAB_NUMBER
+
+    @property
+    def root(self) -> Path:
+        """Where the lab keeps its files on this machine."""
+        return Path(f"/run/sbctl-lab-{self.lab}")
 
     @property
     def name(self) -> str:
@@ -44,22 +51,22 @@ class LabHost:
 
     @property
     def address(self) -> str:
-        return f"10.78.{LAB_NUMBER}.{self.number}"
+        return f"10.78.{self.lab}.{self.number}"
 
     @property
     def host_key(self) -> str:
         """The public key line, without its comment."""
-        kind, blob, *_ = (ROOT / self.name / "host_key.pub").read_text().split()
+        kind, blob, *_ = (self.root / self.name / "host_key.pub").read_text().split()
         return f"{kind} {blob}"
 
     @property
     def fingerprint(self) -> str:
-        shown = _output(["ssh-keygen", "-lf", str(ROOT / self.name / "host_key.pub")])
+        shown = _output(["ssh-keygen", "-lf", str(self.root / self.name / "host_key.pub")])
         return shown.split()[1]
 
     @property
     def identity_file(self) -> str:
-        return str(ROOT / "operator_key")
+        return str(self.root / "operator_key")
 
     def connection(self, user: str = "root") -> Connection:
         """How sbctl reaches it, pinned by fingerprint."""
@@ -72,16 +79,29 @@ class LabHost:
 
         `sibling`: from where that host stands in the network, for a host that is hidden.
         """
-        options = [f"UserKnownHostsFile={ROOT / 'known_hosts'}", "BatchMode=yes", "ConnectTimeout=10"]
-        known = ROOT / "known_hosts"
-        known.write_text("".join(f"{LabHost(n).address} {LabHost(n).host_key}\n" for n in _numbers()))
-        command = ["ssh", "-i", self.identity_file, *(part for option in options for part in ("-o", option))]
         start = sibling.network() if sibling is not None else ()
-        return _output([*start, *command, f"{user}@{self.address}", *argv], timeout_s=timeout_s, check=check)
+        return _output([*start, *self.command(user), *argv], timeout_s=timeout_s, check=check)
+
+    def command(self, user: str = "root") -> list[str]:
+        """OpenSSH's client on the way to this host; what runs there is to be appended."""
+        known = self.root / "known_hosts"
+        hosts = (LabHost(number, self.lab) for number in _numbers(self.root))
+        text = "".join(f"{host.address} {host.host_key}\n" for host in hosts)
+        # Not written anew for each call: another thread's ssh may be reading it.
+        if not known.exists() or known.read_text() != text:
+            known.write_text(text)
+        options = [f"UserKnownHostsFile={known}", "BatchMode=yes", "ConnectTimeout=10"]
+        return [
+            "ssh",
+            "-i",
+            self.identity_file,
+            *(part for each in options for part in ("-o", each)),
+            f"{user}@{self.address}",
+        ]
 
     def network(self) -> tuple[str, ...]:
         """What begins a command line of this machine that shall run where the host stands in the network."""
-        return ("ip", "netns", "exec", f"sbctl-{LAB_NUMBER}-{self.name}")
+        return ("ip", "netns", "exec", f"sbctl-{self.lab}-{self.name}")
 
 
 class Lab:
@@ -92,29 +112,30 @@ class Lab:
 
     def __init__(self, hosts: Sequence[LabHost]) -> None:
         self.hosts = tuple(hosts)
-        self.bastion = LabHost(len(self.hosts) + 1)
+        self.number = hosts[0].lab
+        self.bastion = LabHost(len(self.hosts) + 1, self.number)
 
     def kill(self, host: LabHost) -> None:
         """Power loss."""
-        _hosts("kill", str(host.number))
+        _hosts(self.number, "kill", str(host.number))
 
     def start(self, host: LabHost) -> None:
         """Boot from the disk as the power loss left it; returns when sshd answers."""
-        _hosts("start", str(host.number))
+        _hosts(self.number, "start", str(host.number))
 
     def cut(self, host: LabHost) -> None:
         """No packet passes; connections stay as they are."""
-        _hosts("cut", str(host.number))
+        _hosts(self.number, "cut", str(host.number))
 
     def heal(self, host: LabHost) -> None:
-        _hosts("heal", str(host.number))
+        _hosts(self.number, "heal", str(host.number))
 
     def hide(self, host: LabHost) -> None:
         """Only its siblings reach it: one of them must be the jump."""
-        _hosts("hide", str(host.number))
+        _hosts(self.number, "hide", str(host.number))
 
     def show(self, host: LabHost) -> None:
-        _hosts("show", str(host.number))
+        _hosts(self.number, "show", str(host.number))
 
     def pristine(self, host: LabHost) -> None:
         """Remove whatever sbctl left on the host, programs included."""
@@ -129,8 +150,8 @@ class Lab:
         )
 
 
-def _numbers() -> list[int]:
-    return sorted(int(path.name[1:]) for path in ROOT.glob("h[0-9]*"))
+def _numbers(root: Path) -> list[int]:
+    return sorted(int(path.name[1:]) for path in root.glob("h[0-9]*"))
 
 
 def _output(argv: Sequence[str], *, timeout_s: float = 60, check: bool = True) -> str:
@@ -140,9 +161,11 @@ def _output(argv: Sequence[str], *, timeout_s: float = 60, check: bool = True) -
     return done.stdout
 
 
-def _hosts(*arguments: str) -> None:
+def _hosts(number: int, *arguments: str, disk: str | None = None) -> None:
     # Not captured: the hosts' own processes would hold a pipe open for as long as they live.
-    environment = {**os.environ, "SBCTL_LAB": str(LAB_NUMBER)}
+    environment = {**os.environ, "SBCTL_LAB": str(number)}
+    if disk is not None:
+        environment["SBCTL_LAB_DISK"] = disk
     subprocess.run([str(SCRIPT), *arguments], check=True, timeout=120, stdin=subprocess.DEVNULL, env=environment)
 
 
@@ -167,9 +190,9 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def booted(count: int) -> Iterator[Lab]:
-    """Hosts for the length of the block."""
-    with LOCK.open("w") as lock:
+def booted(count: int, *, number: int = LAB_NUMBER, disk: str | None = None) -> Iterator[Lab]:
+    """Hosts for the length of the block. `disk`: the size of each host's own, as mount takes it."""
+    with Path(f"/run/sbctl-lab-{number}.lock").open("w") as lock:
         deadline = time.monotonic() + WAIT_FOR_OTHER_RUN_S
         while True:
             try:
@@ -179,12 +202,12 @@ def booted(count: int) -> Iterator[Lab]:
                 if time.monotonic() > deadline:
                     pytest.skip("another test run uses the lab")
                 time.sleep(0.5)
-        _hosts("down")
+        _hosts(number, "down")
         try:
-            _hosts("up", str(count))
-            yield Lab([LabHost(number) for number in range(1, count + 1)])
+            _hosts(number, "up", str(count), disk=disk)
+            yield Lab([LabHost(each, number) for each in range(1, count + 1)])
         finally:
-            _hosts("down")
+            _hosts(number, "down")
 
 
 @pytest.fixture(scope="session")

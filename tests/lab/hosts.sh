@@ -10,10 +10,10 @@
 #
 # SBCTL_LAB=I (0 to 99, default 0) names one of several labs on one machine: its hosts are at 10.78.I.1, 10.78.I.2, …
 #
-# A host's disk is an overlay over this machine's /, kept in memory below /run/sbctl-lab-I. It has the same system programs and Python, but
-# no compiler, no pip, no uv, nothing in /opt, /root, /home or /usr/local, and no route to anywhere but its siblings. Log in as root or as
-# the users "ops" (no rights), "deploy" (sudo without a password) and "pw" (sudo with the password "correct horse") with
-# /run/sbctl-lab-I/operator_key, or with any key that /run/sbctl-lab-I/user_ca signed; a host's public key is
+# A host's disk is an overlay over this machine's /, kept in memory below /run/sbctl-lab-I; SBCTL_LAB_DISK is its size (default 8g). It has
+# the same system programs and Python, but no compiler, no pip, no uv, nothing in /opt, /root, /home or /usr/local, and no route to anywhere
+# but its siblings. Log in as root or as the users "ops" (no rights), "deploy" (sudo without a password) and "pw" (sudo with the password
+# "correct horse") with /run/sbctl-lab-I/operator_key, or with any key that /run/sbctl-lab-I/user_ca signed; a host's public key is
 # /run/sbctl-lab-I/hN/host_key.pub.
 #
 # Needs root, overlayfs, cgroup2, and the commands ip, unshare, nsenter, setpriv, systemd, sshd, python3. The clock is the machine's own:
@@ -207,7 +207,7 @@ wait_for_sshd() { # number
 up() { # count
   local count=$1 number
   mkdir -p "$lab"
-  mount -t tmpfs -o "size=$disk_size,mode=711" "sbctl-lab-$number_of_lab" "$lab"
+  mount -t tmpfs -o "size=64m,mode=711" "sbctl-lab-$number_of_lab" "$lab"
   mkdir "$lab/cgroup"
   mount -t cgroup2 cgroup2 "$lab/cgroup"
   lay_out_mask
@@ -223,7 +223,9 @@ up() { # count
     for number in $(seq "$count"); do echo "$network.$number h$number"; done
   } >"$lab/hosts"
   for number in $(seq "$count"); do
-    mkdir -p "$lab/h$number/upper" "$lab/h$number/work" "$lab/h$number/root"
+    mkdir "$lab/h$number"
+    mount -t tmpfs -o "size=$disk_size,mode=755" "sbctl-lab-$number_of_lab-h$number" "$lab/h$number"
+    mkdir "$lab/h$number/upper" "$lab/h$number/work" "$lab/h$number/root"
     lay_out_disk "$lab/h$number"
     ssh-keygen -q -t ed25519 -N '' -C "h$number" -f "$lab/h$number/host_key"
     power_on "$number"

@@ -134,7 +134,7 @@ def _is_whole(one: Document) -> bool:
 class Gateway:
     """`address`: host and port, as they are now; `host`: the origin that is asked; `node_of`: who computed it, by the answer's first event or body.
 
-    One request in `stream_every` is no stream.
+    One request in `whole_every` is no stream. A stream is whole with `least` pieces of text, else with `tokens` of them.
     """
 
     name: str
@@ -143,6 +143,8 @@ class Gateway:
     host: str = "ai.internal"
     tokens: int = 8
     whole_every: int = 4
+    least: int | None = None
+    prompt: str = "Hi"
     node_of: Callable[[str], str] = lambda _text: ""
 
     def ask(self, now_s: Callable[[], float], *, stream: bool) -> Asked:
@@ -157,7 +159,7 @@ class Gateway:
     def _ask(self, began: Asked, now_s: Callable[[], float], stream: bool) -> Asked:
         connection = http.client.HTTPConnection(*self.address(), timeout=_ANSWER_S)
         try:
-            messages = [{"role": "user", "content": "Hi"}]
+            messages = [{"role": "user", "content": self.prompt}]
             body = {"model": self.model, "messages": messages, "max_tokens": self.tokens, "stream": stream}
             headers = {"Content-Type": "application/json", "Host": self.host}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -180,7 +182,7 @@ class Gateway:
         said = text.decode("utf-8", "replace")
         asked = replace(asked, node=self.node_of(said), problem=problem)
         if asked.stream:
-            return _streamed(asked, said, self.tokens)
+            return _streamed(asked, said, self.tokens if self.least is None else self.least)
         with suppress(ValueError, KeyError):
             return replace(asked, done=bool(json.loads(said)["choices"]) and not problem)
         return replace(asked, problem=problem or said[-200:])
@@ -193,12 +195,12 @@ def _code(text: bytes) -> str:
     return text[:80].decode("utf-8", "replace")
 
 
-def _streamed(asked: Asked, text: str, tokens: int) -> Asked:
+def _streamed(asked: Asked, text: str, least: int) -> Asked:
     events = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
     terminated = text.endswith("data: [DONE]\n\n")
     errors = [_code(event.encode()) for event in events if event.startswith('{"error"')]
     contents = sum('"content":' in event for event in events)
-    done = terminated and not errors and not asked.problem and contents >= tokens
+    done = terminated and not errors and not asked.problem and contents >= least
     return replace(asked, done=done, terminated=terminated, code=errors[0] if errors else "")
 
 
