@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.client
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -12,6 +16,7 @@ from typing import Any, Self
 
 from sbctl.base.clock import SYSTEM_CLOCK, rfc3339
 from sbctl.base.digests import canonical_json
+from sbctl.base.fs import write_atomic
 from sbctl.node.cluster_config import ClusterConfig, ClusterStoreServer, PeerPort
 from sbctl.node.cluster_documents import ClusterRole
 from sbctl.trust.bundle import ApiKeyEntry, DeploymentMember, OriginMember, content_digest
@@ -22,6 +27,7 @@ from sbctl.trust.cluster_bundle import (
     ClusterDeployment,
 )
 from sbctl.trust.envelope import sign_envelope
+from tests.simulators.cluster_recorder import Gateway, Recorder, engines_of
 from tests.simulators.cluster_trust import ClusterAuthority, NodeKit
 from tests.simulators.nats_cluster import NatsCluster, free_ports
 from tests.simulators.runtime_world import LINEAGE, Operator, RuntimeProcess, engine_program, prepare_node
@@ -59,11 +65,11 @@ class ClusterLab:
         self.folder = folder
         self.roles = dict(roles)
         self.operator = Operator()
-        self.authority = ClusterAuthority(CLUSTER)
+        self.authority = ClusterAuthority(CLUSTER, server_name="localhost")
         self.kits: dict[str, NodeKit] = {}
         self.runtimes: dict[str, RuntimeProcess] = {}
         self._stack = ExitStack()
-        now = SYSTEM_CLOCK.now() - timedelta(minutes=1)
+        now = SYSTEM_CLOCK.now() - timedelta(hours=1)
         self.kits = {name: self.authority.node(name, *each, now=now) for name, each in roles.items()}
         members = [name for name, each in roles.items() if "authority" in each]
         others = [name for name in roles if name not in members]
@@ -93,7 +99,9 @@ class ClusterLab:
             expected_nodes=tuple(self.roles),
             **QUICK,
         )
-        paths = prepare_node(prefix, self.operator, host=name, identity=True, cluster=config)
+        paths = prepare_node(
+            prefix, self.operator, host=name, identity=True, cluster=config, http_bind_port=free_ports(1)[0]
+        )
         held, kit = paths.etc / "identity", self.kits[name]
         held.mkdir(mode=0o700)
         for field, file in IDENTITY_NAMES.items():
@@ -120,8 +128,12 @@ class ClusterLab:
         self._stack.close()
 
     def start(self, name: str) -> RuntimeProcess:
-        self.runtimes[name] = RuntimeProcess(self.folder / name)
+        self.runtimes[name] = RuntimeProcess(self.folder / name, program="tests.simulators.shifted_daemon")
         return self.runtimes[name]
+
+    def set_clock(self, name: str, off_s: float) -> None:
+        """The wall clock of one process, from now on."""
+        write_atomic(self.folder / name / "clock_off_s", str(off_s).encode())
 
     def kill(self, name: str) -> None:
         self.runtimes[name].process.kill()
@@ -169,6 +181,54 @@ class ClusterLab:
         for path in ("/control/v1/cluster/status", "/control/v1/cluster"):
             found |= json.loads(self.runtimes[name].call("GET", path)[1])
         return found
+
+    def holder(self) -> str:
+        """The authority that decides now. Raises AssertionError where that does not become one within a minute."""
+        found: list[str] = []
+
+        def one() -> bool:
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                found[:] = [name for name in self.authorities if self.is_alive(name) and self._leads(name)]
+            return len(found) == 1
+
+        until(one, "no authority holds the lease")
+        return found[0]
+
+    def _leads(self, name: str) -> bool:
+        return bool(self.look(name)["is_lease_holder"])
+
+    @property
+    def authorities(self) -> list[str]:
+        return [name for name, roles in self.roles.items() if "authority" in roles]
+
+    def is_alive(self, name: str) -> bool:
+        return self.runtimes[name].process.poll() is None
+
+    # For who records
+
+    def look(self, name: str) -> dict[str, Any]:
+        """GET /admin/cluster/status of one node."""
+        document: dict[str, Any] = json.loads(self.runtimes[name].call("GET", "/control/v1/cluster/status")[1])
+        return document
+
+    def gateway(self, name: str, model: str, **more: Any) -> Gateway:
+        port = json.loads((self.folder / name / "etc/runtime.json").read_bytes())["http_bind_port"]
+        return Gateway(name, lambda: ("127.0.0.1", port), model, **more)
+
+    def failovers(self, name: str) -> int:
+        """Times that a gateway asked another replica instead."""
+        _, text = self.runtimes[name].admin("GET", "/metrics")
+        counts = re.findall(r"^sbproxy_managed_replica_failovers_total\{.*\} (\S+)$", str(text), re.MULTILINE)
+        return int(sum(map(float, counts)))
+
+    def recorder(self, *gateways: str) -> Recorder:
+        """Of all nodes."""
+        return Recorder(
+            self.roles,
+            {name: functools.partial(self.look, name) for name in self.roles},
+            engines=lambda at_s, name: engines_of(at_s, name, self.folder / name / "state/engines"),
+            failovers={name: functools.partial(self.failovers, name) for name in gateways},
+        )
 
     def logs(self) -> str:
         return "\n".join(f"--- {name}\n{runtime.log.read_text()[-3000:]}" for name, runtime in self.runtimes.items())

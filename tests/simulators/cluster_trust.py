@@ -46,6 +46,7 @@ class ClusterAuthority:
 
     cluster_id: str = "prod"
     own_pki: bool = False
+    server_name: str = "mesh"
     ca: KeyPair = field(init=False)
     key: SigningKey = field(default_factory=SigningKey.generate)
     revocations: RevocationList = field(init=False)
@@ -76,7 +77,7 @@ class ClusterAuthority:
             node_id=node_id,
             roles=roles or ("worker",),
             labels=dict(labels or {}),
-            server_name="mesh",
+            server_name=self.server_name,
             identity_epoch=epoch,
         )
         key = generate_private_key()
