@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.runtime.drain import Drain
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.identity import HeldIdentity
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import Provisioner
@@ -29,6 +30,7 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     identity: HeldIdentity | None,
     budget: Budget,
     gpus: Iterable[Mapping[str, object]],
+    events: EventSink = NO_EVENTS,
 ) -> ClusterNode | None:
     """None on a host of its own, and for a daemon that was started by hand. Raises as `ClusterNode`."""
     config = settings.config.cluster
@@ -37,7 +39,7 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     from sbctl.runtime.cluster.gauges import ClusterGauges
     from sbctl.runtime.cluster.node import ClusterNode, Host
 
-    host = Host(settings, reconciler, provisioner, drain, metrics, budget, tuple(gpus), SYSTEM_CLOCK)
+    host = Host(settings, reconciler, provisioner, drain, metrics, budget, tuple(gpus), SYSTEM_CLOCK, events)
     node = ClusterNode(host, config)
     metrics.watch_cluster(ClusterGauges(node, SYSTEM_CLOCK))
     if identity is not None:

@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import RefusedError
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S
+from sbctl.node.actions_document import ACTIONS_MAX_BYTES, ACTIONS_PAYLOAD_TYPE, ActionsDocument
 from sbctl.node.cluster_documents import (
     ASSIGNMENT_MAX_BYTES,
     ASSIGNMENT_PAYLOAD_TYPE,
@@ -28,7 +29,7 @@ from sbctl.node.cluster_documents import (
 )
 from sbctl.node.placement_document import PLACEMENT_MAX_BYTES, PLACEMENT_PAYLOAD_TYPE, PlacementDocument
 
-__all__ = ["ASSIGNMENT", "DISPATCH", "LEASE", "PLACEMENT", "SNAPSHOT", "DocumentKind", "check_moments", "moment_of"]
+__all__ = ["ACTIONS", "ASSIGNMENT", "DISPATCH", "LEASE", "PLACEMENT", "SNAPSHOT", "DocumentKind", "check_moments", "moment_of"]
 
 SNAPSHOT_LIFETIME_MAX: Final = timedelta(days=7)
 _LEEWAY: Final = timedelta(seconds=CLOCK_SKEW_LEEWAY_S)
@@ -77,6 +78,14 @@ PLACEMENT: Final = DocumentKind(
 )
 LEASE: Final = DocumentKind(
     LEASE_PAYLOAD_TYPE, LeaseDocument, "lease", LEASE_MAX_BYTES, "authority", lambda one: (one.renewed_at_unix_ms, None)
+)
+ACTIONS: Final = DocumentKind(
+    ACTIONS_PAYLOAD_TYPE,
+    ActionsDocument,
+    "list of operators' actions",
+    ACTIONS_MAX_BYTES,
+    "authority",
+    None,
 )
 DISPATCH: Final = DocumentKind(DISPATCH_PAYLOAD_TYPE, DispatchEnvelope, "dispatch", DISPATCH_MAX_BYTES, "gateway", None)
 

@@ -2,6 +2,7 @@
 
 when        directory, bundle or time ask for it; never more often than five times what an evaluation takes
 from        the plan before: of this holder, else the newest of store and disk; without any, what nodes show
+asked       operators' actions count as long as they are in force; a loss that was confirmed is over once its node is heard again
 order       the plan is on this disk, then in the store, before any assignment that follows from it
 written     only what changed; everything once in a new epoch, since nodes refuse what is of an older one
 fenced      nothing is written once the lease is not held, and compare-and-set keeps a holder that was asleep from writing over the next
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sbctl.base.clock import Clock
@@ -20,13 +21,18 @@ from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import AssignmentDocument, BundleMark
 from sbctl.node.placement_document import PlacementDocument
+from sbctl.node.records import EventKind
 from sbctl.placement.assignments import assignments
 from sbctl.placement.demands import demands_of
-from sbctl.placement.documents import Head, assignment_document, node_of, plan_document, plan_of
-from sbctl.placement.model import ClusterView, DeploymentDemand, PlacementPlan, PlacementPolicy
+from sbctl.placement.documents import LEAVES, Head, assignment_document, node_of, plan_document, plan_of
+from sbctl.placement.model import ClusterView, DeploymentDemand, Node, PlacementPlan, PlacementPolicy
+from sbctl.placement.operator_actions import OperatorActions
 from sbctl.placement.reconcile import reconcile
+from sbctl.runtime.cluster.actions import ClusterActions
 from sbctl.runtime.cluster.desired import Desired
+from sbctl.runtime.cluster.directory import DirectoryRow
 from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.happenings import happened
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.cluster.kept_documents import payload_of
 from sbctl.runtime.cluster.lease import ClusterLease
@@ -42,9 +48,9 @@ from sbctl.runtime.cluster.store import (
     Watched,
     node_token,
 )
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.log import get_log
 from sbctl.trust.cluster_fences import LeaseFence
-from sbctl.trust.peer_documents import NodeSigner
 from sbctl.trust.peer_kinds import ASSIGNMENT, PLACEMENT, moment_of
 
 __all__ = ["Controller", "Figures"]
@@ -71,10 +77,13 @@ class Figures:
 
 @dataclass(slots=True)
 class _Reign:
-    """What one holder knows while it holds one epoch. `written`: by node, what its newest assignment says."""
+    """What one holder knows while it holds one epoch. `written`: by node, what its newest assignment says; `workers`: that were ever placed on
+    or heard; `gone`: that are out of the cluster."""
 
     epoch: int
     plan: PlacementPlan
+    workers: set[str]
+    gone: frozenset[str] = frozenset()
     counter: int = 0
     written: dict[str, tuple[BundleMark, object]] = field(default_factory=dict)
     plan_written: object = None
@@ -93,10 +102,12 @@ class Controller:
         roster: Roster,
         desired: Desired,
         feed: PlanFeed,
+        actions: ClusterActions,
         trust: HeldTrust,
         fences: ClusterFences,
         store: ClusterStore,
         clock: Clock,
+        events: EventSink = NO_EVENTS,
     ) -> None:
         self._node_id = node_id
         self._boot_epoch = boot_epoch
@@ -105,6 +116,8 @@ class Controller:
         self._roster = roster
         self._desired = desired
         self._feed = feed
+        self._actions = actions
+        self._events = events
         self._trust = trust
         self._fences = fences
         self._store = store
@@ -145,13 +158,18 @@ class Controller:
         epoch, held = self._lease.epoch, self._desired.held
         since_ms = self._roster.watching_since_ms
         if epoch is None or held is None or since_ms is None:
-            if epoch is None:
+            if epoch is None and self._reign is not None:
+                self._events.tell(EventKind.CLUSTER_LEASE_LOST, f"epoch {self._reign.epoch} of {self._node_id} is over")
                 self._reign = None
             return
         if self._reign is None or self._reign.epoch != epoch:
-            self._reign = _Reign(epoch, await self._plan_before())
+            await self._actions.refresh()
+            prior = await self._plan_before()
+            self._reign = _Reign(epoch, prior, _workers_of(prior))
+            self._events.tell(EventKind.CLUSTER_LEASE_TAKEN, f"{self._node_id} places from now on, with epoch {epoch}")
         reign = self._reign
         view = self._view(since_ms)
+        await self._end_losses(view)
         if (
             not reign.plan.settled
             and not self._knows_all(view)
@@ -159,20 +177,22 @@ class Controller:
         ):
             return
         reign.counter += 1
-        plan = await asyncio.to_thread(self._evaluate, view, reign)
+        plan = await asyncio.to_thread(self._evaluate, view, reign, self._actions.held)
         if self._lease.epoch != epoch:
             return
+        self._tell(reign, view, plan)
         reign.plan = plan
         await self._write(reign, view, plan)
 
     def _view(self, since_ms: int) -> ClusterView:
         rows = self._roster.view.rows
+        evacuated = self._actions.held.evacuated
         nodes = {
-            name: node_of(row.snapshot, heard_at_ms=row.heard_at_ms, exclusion=row.exclusion)
+            name: _asked(node_of(row.snapshot, heard_at_ms=row.heard_at_ms, exclusion=row.exclusion), evacuated)
             for name, row in rows.items()
             if row.snapshot is not None and row.heard_at_ms
         }
-        removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked")
+        removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked" or _has_left(row))
         return ClusterView(
             nodes,
             watching_since_ms=since_ms,
@@ -194,7 +214,7 @@ class Controller:
             drain_timeout_ms=figures.drain_timeout_ms,
         )
 
-    def _evaluate(self, view: ClusterView, reign: _Reign) -> PlacementPlan:
+    def _evaluate(self, view: ClusterView, reign: _Reign, actions: OperatorActions) -> PlacementPlan:
         return reconcile(
             view,
             self._demands(),
@@ -202,7 +222,34 @@ class Controller:
             now_ms=self._now_ms(),
             mark=(reign.epoch, reign.counter),
             policy=self._figures.policy,
+            confirmed_losses=actions.confirmed,
+            tried_again=actions.tried_again,
         )
+
+    # What operators asked, and what they are told
+
+    async def _end_losses(self, view: ClusterView) -> None:
+        """Before a plan says that such a node is back: should it fall silent again, that is another matter. Raises what the store raises."""
+        now_ms, policy = self._now_ms(), self._figures.policy
+        heard = frozenset(
+            name
+            for name in self._actions.held.confirmed & view.nodes.keys() - view.removed
+            if view.nodes[name].heard_at_ms >= view.watching_since_ms
+            and now_ms - view.nodes[name].heard_at_ms < policy.unreachable_after_ms
+        )
+        if heard:
+            await self._actions.end("losses", heard, "the node is heard again")
+
+    def _tell(self, reign: _Reign, view: ClusterView, plan: PlacementPlan) -> None:
+        if plan.waits_for:
+            return
+        workers = {name for name, node in view.nodes.items() if node.is_worker and name not in view.removed}
+        left = (view.removed - reign.gone) & reign.workers
+        joined = workers - reign.workers
+        reign.workers = (reign.workers | workers) - view.removed
+        reign.gone = view.removed
+        for told in happened(reign.plan, plan, joined=joined, left=left):
+            self._events.take(told)
 
     # The plan before
 
@@ -239,7 +286,7 @@ class Controller:
     def _head(self, reign: _Reign) -> Head:
         mark = self._desired.mark
         assert mark is not None
-        claims = self._signer().identity.claims
+        claims = self._trust.required_signer().identity.claims
         return Head(
             cluster_id=claims.cluster_id,
             identity_epoch=claims.identity_epoch,
@@ -252,7 +299,7 @@ class Controller:
         )
 
     async def _keep(self, document: PlacementDocument, reign: _Reign) -> None:
-        text = self._signer().sign(PLACEMENT, document)
+        text = self._trust.required_signer().sign(PLACEMENT, document)
         fence = LeaseFence(
             reign.epoch, self._node_id, document.counter, sha256_bytes(payload_of(text, max_bytes=PLACEMENT.max_bytes))
         )
@@ -264,7 +311,7 @@ class Controller:
 
     async def _assign(self, gate: asyncio.Semaphore, reign: _Reign, name: str, document: AssignmentDocument) -> None:
         async with gate:
-            text = self._signer().sign(ASSIGNMENT, document)
+            text = self._trust.required_signer().sign(ASSIGNMENT, document)
             await self._put(node_token(name), text, reign)
             reign.written[name] = (document.bundle, document.deployments)
 
@@ -294,14 +341,29 @@ class Controller:
                 reign.plan_written = None
             self.poke()
 
-    def _signer(self) -> NodeSigner:
-        signer = self._trust.signer
-        if signer is None:
-            raise self._trust.problem or SbctlError("cluster.no_identity", "this node holds no identity")
-        return signer
-
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
+
+
+def _asked(node: Node, evacuated: frozenset[str]) -> Node:
+    return replace(node, drain="evacuate") if node.node_id in evacuated else node
+
+
+def _has_left(row: DirectoryRow) -> bool:
+    """Whether the node itself said that it leaves the cluster, ran nothing any more, and has not been heard since."""
+    snapshot = row.snapshot
+    return (
+        snapshot is not None
+        and LEAVES in snapshot.health.reason_codes
+        and not snapshot.replicas
+        and (row.removed or row.exclusion == "snapshot_expired")
+    )
+
+
+def _workers_of(plan: PlacementPlan) -> set[str]:
+    """Whom a plan knows."""
+    placed = (place.node_id for one in plan.deployments.values() for place in one.target)
+    return {*plan.settled, *plan.losses, *placed}
 
 
 def _keys_lost(told: Watched) -> Callable[[str], bool] | None:

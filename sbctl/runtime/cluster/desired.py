@@ -19,6 +19,7 @@ from sbctl.base.errors import InputError, RefusedError, SbctlError, UnreachableE
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.node.cluster_documents import BundleMark
+from sbctl.node.records import EventKind
 from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.fences import ClusterFences, KeptBundle
 from sbctl.runtime.cluster.held_signers import HeldSigners
@@ -35,6 +36,7 @@ from sbctl.runtime.cluster.store import (
     StoreConflictError,
     Watched,
 )
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.log import get_log
 from sbctl.trust.cluster_bundle import VerifiedClusterBundle, bundle_mark, verify_cluster_bundle
 
@@ -59,6 +61,7 @@ class Desired:
         clock: Clock,
         trust_file: Path,
         archive: BundleArchive | None = None,
+        events: EventSink = NO_EVENTS,
     ) -> None:
         """Raises StateError `cluster.state_damaged`."""
         self._cluster_id = cluster_id
@@ -69,6 +72,7 @@ class Desired:
         self._clock = clock
         self._trust_file = trust_file
         self._archive = archive
+        self._events = events
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
         self._shown: dict[str, str] = {}
@@ -147,6 +151,9 @@ class Desired:
             if self._said.get(key) != error.message:
                 self._said[key] = error.message
                 self._log.warning("what the store shows is not taken", key=key, code=error.code, reason=error.message)
+                if key == BUNDLE_KEY:
+                    said = f"of the cluster, from the store: {error.code}: {error.message}"
+                    self._events.tell(EventKind.BUNDLE_REFUSED, said)
             return
         self._said.pop(key, None)
         if changed:
@@ -185,6 +192,8 @@ class Desired:
         await asyncio.to_thread(self._fences.accept_bundle, verified, envelope)
         self.held = KeptBundle(verified.payload, verified.signer, envelope)
         self._log.info("bundle of the cluster taken up", revision=verified.payload.revision, signer=verified.signer)
+        said = f"of the cluster, revision {verified.payload.revision}, by {verified.signer}"
+        self._events.tell(EventKind.BUNDLE_ACCEPTED, said)
         return True
 
     async def publish(self, envelope: str, *, expected_revision: int | None = None) -> VerifiedClusterBundle:

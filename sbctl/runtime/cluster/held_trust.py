@@ -92,6 +92,12 @@ class HeldTrust:
         for listener in self._listeners:
             listener()
 
+    def required_signer(self) -> NodeSigner:
+        """Raises `problem`; SbctlError `cluster.no_identity` where there is none to tell."""
+        if self.signer is None:
+            raise self.problem or SbctlError("cluster.no_identity", "this node holds no identity")
+        return self.signer
+
     def key(self) -> Secret:
         """The private key that goes with `files`. Raises as `IdentityFiles.key`."""
         return self._identity.key()

@@ -31,9 +31,7 @@ class SignedLease:
 
     def seal(self, *, epoch: int, renewal: int, acquired_at_ms: int, renewed_at_ms: int, ttl_secs: int) -> bytes:
         """Raises SbctlError while this node's identity does not count."""
-        signer = self._trust.signer
-        if signer is None:
-            raise self._trust.problem or SbctlError("cluster.no_identity", "this node holds no identity")
+        signer = self._trust.required_signer()
         claims = signer.identity.claims
         document = LeaseDocument(
             cluster_id=claims.cluster_id,

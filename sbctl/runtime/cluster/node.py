@@ -24,20 +24,19 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.node.cluster_documents import ClusterNode as NodeName
-from sbctl.placement.model import PlacementPolicy
 from sbctl.runtime.audit import Note
 from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
 from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.control import with_cluster
-from sbctl.runtime.cluster.controller import Controller, Figures
+from sbctl.runtime.cluster.controller import Controller
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.directory import Directory
 from sbctl.runtime.cluster.door import ClusterDoor
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_signers import HeldSigners
 from sbctl.runtime.cluster.held_trust import HeldTrust
-from sbctl.runtime.cluster.lease import ClusterLease
+from sbctl.runtime.cluster.leading import Leading, leading
 from sbctl.runtime.cluster.lease_words import SignedLease
 from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer
 from sbctl.runtime.cluster.obey import Obedience
@@ -49,7 +48,9 @@ from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.status import Facts
 from sbctl.runtime.cluster.store import ClusterStore
 from sbctl.runtime.cluster.store_tls import store_context
+from sbctl.runtime.cluster.store_watch import watch_store
 from sbctl.runtime.drain import Drain
+from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.gateway.fallback import Externals
 from sbctl.runtime.gateway.ports import Keys
 from sbctl.runtime.identity_files import IdentityFiles
@@ -93,6 +94,7 @@ class Host:
     budget: Budget
     gpus: tuple[Mapping[str, object], ...]
     clock: Clock
+    events: EventSink = NO_EVENTS
 
 
 class NodeStore(ClusterStore, Protocol):
@@ -138,6 +140,7 @@ class ClusterNode:
             clock=clock,
             trust_file=paths.trust,
             archive=archive,
+            events=host.events,
         )
         self._words = SignedLease(self.trust, self.fences, clock, boot_epoch=self._boot_epoch)
         self._plane = PlaneIdentity(self.trust)
@@ -149,7 +152,7 @@ class ClusterNode:
         self.feed = PlanFeed(self.trust, self.fences, self.store, clock)
         self.roster = self._make_roster()
         self.publisher = self._make_publisher_and_obedience()
-        self.controller, self._lease = self._make_controller()
+        self.leading = self._make_leading()
         self._listen()
 
     # Parts
@@ -208,45 +211,28 @@ class ClusterNode:
             node_id=config.node_id, roles=config.roles, labels=config.labels, peer_address=self._peer_address
         )
 
-    def _make_controller(self) -> tuple[Controller | None, ClusterLease | None]:
-        config, runtime = self.config, self._host.settings.config
-        if "authority" not in config.roles:
-            return None, None
-        lease = ClusterLease(
-            self.store,
+    def _make_leading(self) -> Leading | None:
+        if "authority" not in self.config.roles:
+            return None
+        return leading(
+            self.config,
+            self._host.settings,
             self._words,
+            self.roster,
+            self.desired,
+            self.feed,
+            self.trust,
             self.fences,
-            holder=config.node_id,
-            clock=self._clock,
-            ttl_s=max(1, config.lease_ttl_ms // 1000),
-        )
-        policy = PlacementPolicy(
-            unreachable_after_ms=config.unreachable_after_ms,
-            lost_after_ms=config.lost_after_ms,
-            brake_percent=config.brake_percent,
-        )
-        figures = Figures(
-            policy,
-            safety_margin=runtime.safety_margin,
-            handoff_timeout_ms=runtime.handoff_timeout_ms,
-            drain_timeout_ms=runtime.shutdown_deadline_ms,
-            first_wait_ms=2 * config.publish_interval_ms,
-            expected=frozenset(config.expected_nodes),
-        )
-        controller = Controller(
-            config.node_id,
+            self.store,
+            self._clock,
+            self._host.events,
             boot_epoch=self._boot_epoch,
-            figures=figures,
-            lease=lease,
-            roster=self.roster,
-            desired=self.desired,
-            feed=self.feed,
-            trust=self.trust,
-            fences=self.fences,
-            store=self.store,
-            clock=self._clock,
         )
-        return controller, lease
+
+    @property
+    def controller(self) -> Controller | None:
+        """Of an authority."""
+        return None if self.leading is None else self.leading.controller
 
     def _listen(self) -> None:
         """To changes of one part that others act on."""
@@ -330,11 +316,11 @@ class ClusterNode:
         if {"gateway", "authority"} & set(self.config.roles):
             self._run("roster", self.roster.run)
             self._run("plan", self.feed.run)
-        if self.controller is not None and self._lease is not None:
+        self._run("store", lambda: watch_store(self.store.status, self._host.events))
+        if self.leading is not None:
             self._run("buckets", self._keep_buckets)
-            self._run("lease", self._lease.run)
-            self._run("controller", self.controller.run)
-            self._run("assignments", self.controller.follow_losses)
+            for name, work in self.leading.services().items():
+                self._run(name, work)
 
     async def leave(self) -> None:
         """Nothing new from gateways, and the last word of this process. Never raises."""

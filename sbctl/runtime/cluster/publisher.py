@@ -89,9 +89,7 @@ class Publisher:
     async def publish(self) -> bool:
         """Once. Whether the store took it."""
         try:
-            signer = self._trust.signer
-            if signer is None:
-                raise self._trust.problem or SbctlError("cluster.no_identity", "this node holds no identity")
+            signer = self._trust.required_signer()
             document = await self._document(signer.identity.claims.identity_epoch)
             self.last = document
             for listener in self._listeners:

@@ -2,7 +2,7 @@
 
     bucket             key                                   written by
     sbctl_nodes        <token>.snapshot                      the node, nobody else
-    sbctl_desired      bundle, trust, revocations            authorities
+    sbctl_desired      bundle, trust, revocations, actions   authorities
     sbctl_assignments  <token>, plan                         the lease-holder among them
     sbctl_leases       controller                            the lease-holder
 
@@ -24,11 +24,12 @@ from enum import StrEnum
 from typing import Final, Literal, Protocol
 
 from sbctl.base.errors import InputError, RefusedError, UnreachableError
-from sbctl.base.limits import MIB
+from sbctl.base.limits import BUNDLE_ENVELOPE_MAX_BYTES, KIB, MIB
 from sbctl.node.cluster_documents import ASSIGNMENT_MAX_BYTES, LEASE_MAX_BYTES, SNAPSHOT_MAX_BYTES
 from sbctl.node.placement_document import PLACEMENT_MAX_BYTES
 
 __all__ = [
+    "ACTIONS_KEY",
     "BUNDLE_KEY",
     "CONTROLLER_KEY",
     "PLAN_KEY",
@@ -74,12 +75,13 @@ class Bucket(StrEnum):
 BUNDLE_KEY: Final = "bundle"
 TRUST_KEY: Final = "trust"
 REVOCATIONS_KEY: Final = "revocations"
+ACTIONS_KEY: Final = "actions"
 PLAN_KEY: Final = "plan"
 CONTROLLER_KEY: Final = "controller"
 
 VALUE_MAX_BYTES: Final[dict[Bucket, int]] = {
     Bucket.NODES: _ENVELOPE_FACTOR * SNAPSHOT_MAX_BYTES,
-    Bucket.DESIRED: 6 * MIB,
+    Bucket.DESIRED: BUNDLE_ENVELOPE_MAX_BYTES + 64 * KIB,
     Bucket.ASSIGNMENTS: _ENVELOPE_FACTOR * max(ASSIGNMENT_MAX_BYTES, PLACEMENT_MAX_BYTES) - MIB,
     Bucket.LEASES: 16 * LEASE_MAX_BYTES,
 }
