@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 from sbctl.base.errors import ConfigError, ExitCode, InputError
 from sbctl.base.fs import read_bounded, write_atomic
 from sbctl.cli.applying import ApplyRequest, apply
+from sbctl.cli.models_lock import refuse_unlocked
 from sbctl.cli.planning import PlanRequest
 from sbctl.cli.run_place import private_directory
 from sbctl.cli.workspace import Workspace
@@ -38,7 +39,8 @@ _ENGINE: Final = "llama_cpp"
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """`port` 0 takes any free one, as `admin_port` does; `name` is the public model name, by default the model's id."""
+    """`port` 0 takes any free one, as `admin_port` does; `name` is the public model name, by default the model's id. With `lock_file` the model
+    has to be as it was locked there."""
 
     model: str
     variant: str | None = None
@@ -49,6 +51,7 @@ class RunRequest:
     acceleration: str = "auto"
     max_concurrency: int = 2
     cache_directory: Path | None = None
+    lock_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +136,15 @@ def _free_port() -> int:
 
 
 def run_model(request: RunRequest, *, dry_run: bool) -> ExitCode:
-    """Serve until a signal; then remove everything but the cache. Returns the exit code of what went worst."""
+    """Serve until a signal; then remove everything but the cache. Returns the exit code of what went worst.
+
+    Raises InputError for what cannot be run here; InputError `models_lock.*`, RefusedError `models_lock.drift` before anything is started.
+    """
     with _place(request) as place:
         workspace = place.workspace
         _check(workspace)
+        if request.lock_file is not None:
+            refuse_unlocked(workspace.config, request.lock_file)
         if dry_run:
             from sbctl.cli.planning import planned
 

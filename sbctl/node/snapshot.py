@@ -292,6 +292,8 @@ class DeploymentState(_Fact):
     state: str = "configured"
     content_digest: str = ""
     stopped_by: Literal["operator", "idle"] | None = None
+    stop_is_owed: bool = False
+    """The host's disk took no write: a restart of its runtime would start it again."""
     replicas: tuple[ReplicaState, ...] = ()
     last_error: str | None = None
 

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ACTING", "Actor"]
+__all__ = ["ACTING", "RUNTIME", "Actor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Actor:
     source: str
 
 
-_RUNTIME: Final = Actor("runtime", "runtime", "runtime")
+RUNTIME: Final = Actor("runtime", "runtime", "runtime")
+"""By itself."""
 
-ACTING: Final[ContextVar[Actor]] = ContextVar("acting", default=_RUNTIME)
+ACTING: Final[ContextVar[Actor]] = ContextVar("acting", default=RUNTIME)

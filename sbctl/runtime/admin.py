@@ -32,13 +32,13 @@ from sbctl.runtime.audit import Note
 from sbctl.runtime.config_file import ConfigFile
 from sbctl.runtime.failed_logins import FailedLogins
 from sbctl.runtime.generation import Generation
+from sbctl.runtime.job_rows import JobRow
 from sbctl.runtime.jobs import Jobs, job_document
 from sbctl.runtime.listeners import Handler, json_headers, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import Progress
 from sbctl.runtime.reconcile import Action, Reconciler
 from sbctl.runtime.replica import Replica
-from sbctl.runtime.store import JobRow
 
 __all__ = ["AdminPlane"]
 
@@ -232,7 +232,7 @@ class AdminPlane:
         weights = self._reconciler.known(deployment).member.artifact.artifact
         subject = f"artifact:sha256:{weights}" if action == "pull" else deployment
         job = await self._jobs.begin(action, deployment, work, subject=subject)
-        return _json(queued(job.id, deployment=deployment), 202)
+        return _json(queued(job, deployment=deployment), 202)
 
     async def _named(self, request: web.Request) -> str:
         document = self._guard.parse(await read_body(request, max_bytes=ADMIN_BODY_MAX_BYTES))

@@ -18,14 +18,18 @@ from sbctl.runtime.admin_desired import AdminDesired, plan_of, refusal
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.admin_routes import PREFIX
 from sbctl.runtime.config_file import ConfigFile
-from sbctl.runtime.jobs import Jobs
+from sbctl.runtime.jobs import Job, Jobs
 from sbctl.runtime.listeners import json_headers, read_body
 from sbctl.runtime.provision import Progress
 
-__all__ = ["AdminChanges", "queued"]
+__all__ = ["AdminChanges", "queued", "unwritten"]
 
 _KIND: Final = "rollout"
 _ASYNC: Final = "respond-async"
+_UNWRITTEN: Final = (
+    "the runtime's database takes no write, so a restart forgets this job, its audit entry and a stop; they are written as soon as the disk "
+    "has room (df)"
+)
 Work = Callable[[Progress], Awaitable[dict[str, Any]]]
 
 
@@ -66,7 +70,7 @@ class AdminChanges:
     async def _carried_out(self, request: web.Request, subject: str, work: Work) -> web.Response:
         job = await self._jobs.begin(_KIND, None, work, subject=subject)
         if _wants_no_wait(request):
-            return web.json_response(queued(job.id), status=202, headers=json_headers({"Preference-Applied": _ASYNC}))
+            return web.json_response(queued(job), status=202, headers=json_headers({"Preference-Applied": _ASYNC}))
         try:
             # A caller that leaves does not cancel a change that is half done.
             answer = await asyncio.shield(job.done)
@@ -75,9 +79,15 @@ class AdminChanges:
         return web.json_response(answer, headers=json_headers())
 
 
-def queued(job_id: str, **more: str) -> dict[str, Any]:
+def queued(job: Job, **more: str) -> dict[str, Any]:
     """The body of 202."""
-    return {"schema_version": 1, **more, "state": "queued", "job_id": job_id, "poll_url": f"{PREFIX}/jobs/{job_id}"}
+    body = {"schema_version": 1, **more, "state": "queued", "job_id": job.id, "poll_url": f"{PREFIX}/jobs/{job.id}"}
+    return body | unwritten(job)
+
+
+def unwritten(job: Job) -> dict[str, Any]:
+    """What the answer says beside the rest where the disk took no write; nothing where it did."""
+    return {} if job.is_durable else {"warning": _UNWRITTEN}
 
 
 def _wants_no_wait(request: web.Request) -> bool:

@@ -22,7 +22,7 @@ _PASSWORD_MAX_CHARS: Final = 1024
 
 
 class AdminLogin:
-    """`note` writes into the audit. At most two passwords are checked at a time, since each takes memory."""
+    """`note` writes into the audit and never raises. At most two passwords are checked at a time, since each takes memory."""
 
     def __init__(self, guard: AdminGuard, accounts: Accounts, sessions: Sessions, note: Note) -> None:
         self._guard = guard

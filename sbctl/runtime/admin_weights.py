@@ -16,6 +16,7 @@ from sbctl.artifacts.answers import CachedArtifact
 from sbctl.artifacts.cache_calls import CacheCalls
 from sbctl.base.errors import HTTP_STATUS, InputError, RefusedError, SbctlError
 from sbctl.base.ids import is_digest
+from sbctl.runtime.admin_changes import unwritten
 from sbctl.runtime.audit import Note
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.jobs import Jobs
@@ -57,7 +58,7 @@ class AdminWeights:
         )
 
     async def remove(self, request: web.Request) -> web.Response:
-        """Raises InputError `invalid_request`, RefusedError `not_found`, SbctlError `store_failed`."""
+        """Raises InputError `invalid_request`, RefusedError `not_found`."""
         artifact = request.match_info["digest"]
         if not is_digest(artifact):
             raise InputError("invalid_request", "an artifact is named by 64 lowercase hexadecimal digits")
@@ -82,11 +83,12 @@ class AdminWeights:
                 "removed": removed.removed,
                 "reclaimed_bytes": removed.reclaimed_bytes,
                 "job_id": job.id,
+                **unwritten(job),
             }
         )
 
     async def collect(self, _request: web.Request) -> web.Response:
-        """Raises RefusedError `no_cache_budget`, SbctlError `store_failed`."""
+        """Raises RefusedError `no_cache_budget`."""
         calls = await asyncio.to_thread(self._calls)
         if calls.budget_bytes is None:
             raise RefusedError(
@@ -104,7 +106,7 @@ class AdminWeights:
             report = await asyncio.shield(job.done)
         except SbctlError as error:
             return _refused(error, job.id)
-        return _json({**report, "job_id": job.id})
+        return _json({**report, "job_id": job.id, **unwritten(job)})
 
     def _collected(self, calls: CacheCalls) -> dict[str, Any]:
         found = calls.collect()

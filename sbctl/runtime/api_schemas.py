@@ -167,7 +167,13 @@ SCHEMAS: Final[dict[str, Any]] = {
         "properties": {"deployment": _TEXT, "model": _TEXT},
     },
     "Queued": _object(
-        schema_version=_VERSION, deployment=_TEXT, state={"const": "queued"}, job_id=_TEXT, poll_url=_TEXT
+        ("warning",),
+        schema_version=_VERSION,
+        deployment=_TEXT,
+        state={"const": "queued"},
+        job_id=_TEXT,
+        poll_url=_TEXT,
+        warning=_TEXT,
     ),
     "QueuedChange": _object(schema_version=_VERSION, state={"const": "queued"}, job_id=_TEXT, poll_url=_TEXT),
     "Catalog": _object(
@@ -193,8 +199,11 @@ SCHEMAS: Final[dict[str, Any]] = {
         free_bytes=_or_null(_COUNT),
         artifacts=_list(_CACHED),
     ),
-    "RemovedArtifact": _object(artifact_digest=_TEXT, removed=_FLAG, reclaimed_bytes=_COUNT, job_id=_TEXT),
+    "RemovedArtifact": _object(
+        ("warning",), artifact_digest=_TEXT, removed=_FLAG, reclaimed_bytes=_COUNT, job_id=_TEXT, warning=_TEXT
+    ),
     "Collected": _object(
+        ("warning",),
         before_bytes=_COUNT,
         after_bytes=_COUNT,
         reclaimed_bytes=_COUNT,
@@ -202,6 +211,7 @@ SCHEMAS: Final[dict[str, Any]] = {
         skipped_artifacts={"type": "object", "additionalProperties": _TEXT},
         budget_unsatisfied_bytes=_COUNT,
         job_id=_TEXT,
+        warning=_TEXT,
     ),
     "InUse": {
         "type": "object",

@@ -25,9 +25,10 @@ from sbctl.base.digests import canonical_json, sha256_bytes
 from sbctl.base.display import display_safe
 from sbctl.node.records import AuditAnswer
 
-__all__ = ["AUDIT_TABLES", "ENTRIES_KEPT", "AuditEntry", "Note", "append_audit", "verify_audit"]
+__all__ = ["AUDIT_TABLES", "ENTRIES_KEPT", "AuditEntry", "Detail", "Note", "append_audit", "verify_audit"]
 
-Note = Callable[[str, str, Mapping[str, str | int | None]], None]
+Detail = Mapping[str, str | int | None]
+Note = Callable[[str, str, Detail], None]
 """Writes an entry by who acts: action, subject, details."""
 
 ENTRIES_KEPT: Final = 100_000
@@ -66,7 +67,7 @@ class AuditEntry:
     action: str
     subject: str
     source: str
-    detail: Mapping[str, str | int | None] = field(default_factory=dict)
+    detail: Detail = field(default_factory=dict)
 
 
 def append_audit(db: sqlite3.Connection, entry: AuditEntry, *, keep: int = ENTRIES_KEPT) -> None:

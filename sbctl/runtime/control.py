@@ -63,7 +63,8 @@ class _ActionRequest(BaseModel):
 def control_app(
     reconciler: Reconciler, jobs: Jobs, status: Callable[[], dict[str, Any]], drain: Drain, note: Note
 ) -> web.Application:
-    """The application behind the socket; `status` gives the status document, `note` writes into the audit."""
+    """The application behind the socket; `status` gives the status document, `note` writes into the audit and never raises: a host
+    is taken out of service also while its disk is full."""
     routes = ControlRoutes(reconciler, jobs, status, drain, note)
     app = web.Application(client_max_size=_BODY_MAX_BYTES)
     app.add_routes(
@@ -109,14 +110,10 @@ class ControlRoutes:
         return web.json_response({})
 
     async def _noted(self, action: str, by: DrainedBy) -> None:
-        """A host is taken out of service also while its disk is full, so what cannot be written is logged."""
         told = self._drain.state() or {}
         who = str(told["by"]) if by == "operator" and told.get("persistent") else by
         ACTING.set(Actor(who, "admin", "control"))
-        try:
-            await asyncio.to_thread(self._note, action, "host", {"active_requests": self._drain.active})
-        except SbctlError as error:
-            self._log.error("not in the audit", action=action, error=str(error))
+        await asyncio.to_thread(self._note, action, "host", {"active_requests": self._drain.active})
 
     async def apply(self, request: web.Request) -> web.StreamResponse:
         async def begun(progress: Progress) -> asyncio.Task[Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sbctl.base.errors import SbctlError
 
@@ -26,7 +25,9 @@ def opened(database: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def transaction(
-    connection: sqlite3.Connection, lock: threading.Lock, refused: Callable[[sqlite3.Error], SbctlError]
+    connection: sqlite3.Connection,
+    lock: contextlib.AbstractContextManager[Any],
+    refused: Callable[[sqlite3.Error], SbctlError],
 ) -> Iterator[sqlite3.Connection]:
     """All of the block or nothing of it. Raises what `refused` makes of a database that takes no write, and what the block raises."""
     with lock:

@@ -10,10 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from sbctl.base.errors import SbctlError
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.audit import Note
-from sbctl.runtime.log import get_log
 
 __all__ = ["FailedLogins"]
 
@@ -49,7 +47,4 @@ class FailedLogins:
 
     async def _write(self, who: str, source: str, unwritten: int) -> None:
         ACTING.set(Actor("nobody", "none", f"admin {source}"))
-        try:
-            await asyncio.to_thread(self._note, "login_failed", who, {"unwritten_before": unwritten})
-        except SbctlError as error:
-            get_log("admin").error("wrong credentials are not in the audit", source=source, error=str(error))
+        await asyncio.to_thread(self._note, "login_failed", who, {"unwritten_before": unwritten})

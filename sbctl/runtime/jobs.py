@@ -1,4 +1,5 @@
 """Operations that somebody asked for: durable before they begin, found by their id afterwards, also after a restart, and followed as they go.
+Those that free memory or disk begin also where the disk takes no write; they are written as soon as it does.
 
 States (SBproxy, "Jobs"): queued ► downloading ► verifying ► ready, a removal queued ► deleting ► deleted; or failed from each of them.
 Progress only grows, and a total stays.
@@ -18,13 +19,13 @@ from sbctl.base.clock import Clock
 from sbctl.base.display import display_safe
 from sbctl.base.errors import SbctlError
 from sbctl.base.secret import redact
+from sbctl.runtime.job_rows import ENDED, JobRow
 from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress
-from sbctl.runtime.store import JobRow, RuntimeStore
+from sbctl.runtime.store import RuntimeStore
 
-__all__ = ["ENDED", "Job", "Jobs", "Step", "job_document", "new_ulid"]
+__all__ = ["Job", "Jobs", "Step", "job_document", "new_ulid"]
 
-ENDED: Final = frozenset({"ready", "failed", "deleted"})
 _CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ERROR_MAX_CHARS: Final = 512
 _NOTE_MAX_CHARS: Final = 256
@@ -32,6 +33,9 @@ _STEPS_KEPT: Final = 64
 _FOLLOWED_MAX: Final = 512
 _ORDER: Final = {"queued": 0, "downloading": 1, "verifying": 2, "deleting": 3}
 _REMOVAL: Final = "delete"
+_SETTLE_S: Final = 10.0
+_FREEING: Final = frozenset({"stop", "drain", "evict", _REMOVAL})
+"""What gives memory or disk back is not held up by a disk without room: such a job begins without being durable."""
 
 
 def new_ulid(unix_ms: int) -> str:
@@ -42,10 +46,11 @@ def new_ulid(unix_ms: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`done` ends when the operation did, with what it gave; it raises what the operation raised."""
+    """`done` ends when the operation did, with what it gave; it raises what the operation raised. `is_durable`: a restart does not forget it."""
 
     id: str
     done: asyncio.Task[Any]
+    is_durable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +119,11 @@ class Jobs:
     ) -> Job:
         """Durable, with its audit entry, when this returns. `subject` stands for the deployment where the work is about something else.
 
-        Raises SbctlError `store_failed`: nothing began.
+        Raises SbctlError `store_failed`: nothing began. What frees memory or disk begins all the same, and is not durable then.
         """
         now_ms = self._now_ms()
         row = JobRow(new_ulid(now_ms), kind, subject or deployment or "", "queued", now_ms, now_ms)
-        await asyncio.to_thread(self._store.put_job, row)
+        is_durable = await asyncio.to_thread(self._store.put_job, row, may_owe=kind in _FREEING)
         live = self._live[row.id] = _Live(row)
         if deployment is not None:
             self._newest[deployment] = row.id
@@ -126,7 +131,7 @@ class Jobs:
         task = asyncio.create_task(self._run(live, work))
         self._running.add(task)
         task.add_done_callback(self._ended)
-        return Job(row.id, task)
+        return Job(row.id, task, is_durable)
 
     async def follow(self, asked: str, *, after: int = 0) -> AsyncIterator[Step]:
         """Steps behind `after` as they come, to the last one. A job that is not followed any more has one: its end."""
@@ -142,6 +147,12 @@ class Jobs:
                 yield step
                 if step.row.state in ENDED:
                     return
+
+    async def settle(self) -> None:
+        """Write what is owed as soon as the disk takes it. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(_SETTLE_S)
+            await asyncio.to_thread(self._store.settle)
 
     async def _run(self, live: _Live, work: Callable[[Progress], Awaitable[Any]]) -> Any:
         removes = live.row.kind == _REMOVAL
@@ -178,10 +189,9 @@ class Jobs:
     async def _end(self, live: _Live, state: str, error: str | None) -> None:
         row = replace(live.row, state=state, error=error, updated_at_ms=self._now_ms())
         try:
-            await asyncio.to_thread(self._store.put_job, row)
-        except SbctlError as problem:
-            self._log.error("a job's end was not written", job=row.id, error=str(problem))
-        live.tell(row)
+            await asyncio.to_thread(self._store.put_job, row, may_owe=True)
+        finally:
+            live.tell(row)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

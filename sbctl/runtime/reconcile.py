@@ -44,11 +44,12 @@ _LONG_DRAIN_S: Final = 24 * 3600.0
 @dataclass(frozen=True, slots=True)
 class Assigned:
     """What a cluster makes this host run. `names`: how it names the generation of each deployment; `drain_s`: so long those that are given
-    up may finish, where that is not the host's own time."""
+    up may finish, where that is not the host's own time; `again`: deployments whose failures are forgotten, and what failed is begun anew."""
 
     content: BundleContent
     names: Mapping[str, AssignedAs]
     drain_s: Mapping[str, float] = field(default_factory=dict)
+    again: frozenset[str] = frozenset()
 
 
 class Reconciler:
@@ -133,7 +134,12 @@ class Reconciler:
         return self._lock.locked()
 
     def deployments(self) -> tuple[DeploymentState, ...]:
-        return tuple(self.generations[name].state() for name in sorted(self.generations))
+        return tuple(self._state(self.generations[name]) for name in sorted(self.generations))
+
+    def _state(self, generation: Generation) -> DeploymentState:
+        state = generation.state()
+        owed = self._store.owes_stop(generation.deployment)
+        return state.model_copy(update={"stop_is_owed": True}) if owed else state
 
     # Changing
 
@@ -267,7 +273,8 @@ class Reconciler:
         stop   what runs has the shutdown deadline       evict  engines without a request end; the next request starts them again
         drain  what runs has `drain_s`, else a day       reset  a crash loop ends; refused while every replica is ready
 
-        A stop and a drain are remembered across restarts until a load, a reset or the next bundle. Raises RefusedError `unknown_deployment`,
+        A stop and a drain are remembered across restarts until a load, a reset or the next bundle; a disk that takes no write does not hold
+        them up, and the state says that a restart would forget them. Raises RefusedError `unknown_deployment`,
         `deployment_busy`, `deployment_healthy`; what loading and fetching raise; EngineError `engine_shutdown_failed`.
         """
         generation = self.known(deployment)
@@ -278,9 +285,10 @@ class Reconciler:
         elif action == "reset" and generation.ready_replicas == len(generation.replicas):
             raise RefusedError("deployment_healthy", "every replica is ready: there is nothing to reset")
         else:
-            await asyncio.to_thread(self._store.set_stopped, deployment, action in _STOPS)
+            stops = action in _STOPS
+            await asyncio.to_thread(self._store.set_stopped, deployment, stops, may_owe=stops)
             await self._move(generation, action, progress, _LONG_DRAIN_S if drain_s is None else drain_s)
-        return generation.state()
+        return self._state(generation)
 
     async def _move(self, generation: Generation, action: Action, progress: Progress, drain_s: float) -> None:
         if action in _STOPS:
@@ -387,6 +395,7 @@ class Reconciler:
         self._log.info("committed", **asdict(delta))
         if assigned is not None:
             self._spawn(self._retire_later(old, assigned.drain_s))
+            self._spawn(self._begin_again({name: one for name, one in kept.items() if name in assigned.again}))
             return self._report(delta, {})
         degraded = await self._retiring.retire(old, drain_s=self._handoff_s)
         self._release_weights()
@@ -413,6 +422,11 @@ class Reconciler:
                 except SbctlError as error:
                     degraded[name] = error.message
         return degraded
+
+    async def _begin_again(self, generations: dict[str, Generation]) -> None:
+        degraded = await self._wake(generations, quiet)
+        if degraded:
+            self._log.warning("tried again, and failed", **degraded)
 
     async def _retire_later(self, generations: list[Generation], drain_s: Mapping[str, float]) -> None:
         await self._retiring.retire(generations, drain_s=self._handoff_s, by_name=drain_s)

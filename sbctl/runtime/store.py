@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,19 +20,20 @@ from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import InputError, SbctlError, StateError
 from sbctl.base.fs import read_bounded, remove_file, write_atomic
 from sbctl.base.limits import BUNDLE_MAX_BYTES
-from sbctl.runtime.actor import ACTING, Actor
-from sbctl.runtime.audit import AUDIT_TABLES, AuditEntry, append_audit
+from sbctl.runtime.actor import ACTING, RUNTIME, Actor
+from sbctl.runtime.audit import AUDIT_TABLES, AuditEntry, Detail, append_audit
 from sbctl.runtime.deployments_revision import DEPLOYMENTS_COPY, DeploymentsRevision, check_expected, revision_from
 from sbctl.runtime.durable_sqlite import opened, transaction
+from sbctl.runtime.job_rows import JOB_PROGRESS, JOBS_SCHEMA, JobRow, insert_job, read_job, read_jobs
 from sbctl.runtime.log import get_log
+from sbctl.runtime.owed_writes import OwedWrites, write_stop
 from sbctl.trust.bundle import BundlePayload, DeploymentMember, content_digest
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.verifier import Fence, VerifiedBundle, parse_bundle
 
-__all__ = ["AcceptedBundle", "JobRow", "RuntimeStore"]
+__all__ = ["AcceptedBundle", "RuntimeStore"]
 
 _SCHEMA_VERSION: Final = 1
-_JOBS_KEPT: Final = 512
 
 _SCHEMA: Final = """
 CREATE TABLE fence (only INTEGER PRIMARY KEY CHECK (only = 1), key_epoch INTEGER NOT NULL, revision INTEGER NOT NULL,
@@ -40,8 +41,6 @@ CREATE TABLE fence (only INTEGER PRIMARY KEY CHECK (only = 1), key_epoch INTEGER
 CREATE TABLE accepted (only INTEGER PRIMARY KEY CHECK (only = 1), signer TEXT NOT NULL, envelope TEXT NOT NULL,
                        envelope_sha256 TEXT NOT NULL) STRICT;
 CREATE TABLE stopped (deployment TEXT PRIMARY KEY) STRICT;
-CREATE TABLE job (id TEXT PRIMARY KEY, kind TEXT NOT NULL, subject TEXT NOT NULL, state TEXT NOT NULL, created_at_ms INTEGER NOT NULL,
-                  updated_at_ms INTEGER NOT NULL, error TEXT) STRICT;
 """
 
 _ADDED: Final = """
@@ -49,18 +48,6 @@ CREATE TABLE IF NOT EXISTS admin_deployments (only INTEGER PRIMARY KEY CHECK (on
                                               content_digest TEXT NOT NULL, document TEXT NOT NULL) STRICT
 """
 """Made beside the schema: a runtime that is rolled back to does not know it, and need not."""
-
-_JOB_PROGRESS: Final = """
-CREATE TABLE IF NOT EXISTS job_progress (id TEXT PRIMARY KEY, completed_bytes INTEGER NOT NULL, total_bytes INTEGER, current_file TEXT) STRICT
-"""
-_FORGET_JOBS: Final = """
-DELETE FROM job WHERE state IN ('ready', 'failed', 'deleted') AND rowid NOT IN (SELECT rowid FROM job ORDER BY rowid DESC LIMIT ?)
-"""
-"""By when they were written, which a clock that was put back does not change: ids begin with the time."""
-_JOBS: Final = """
-SELECT job.id, kind, subject, state, created_at_ms, updated_at_ms, error, coalesce(completed_bytes, 0), total_bytes, current_file
-FROM job LEFT JOIN job_progress USING (id)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +58,6 @@ class AcceptedBundle:
     signer: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """One operation that somebody asked for. `state`: queued, downloading, verifying, or deleting, then ready, deleted or failed; `error` is one sentence."""
-
-    id: str
-    kind: str
-    subject: str
-    state: str
-    created_at_ms: int
-    updated_at_ms: int
-    error: str | None = None
-    completed_bytes: int = 0
-    total_bytes: int | None = None
-    current_file: str | None = None
-    """What it fetches or does."""
-
-
 class RuntimeStore:
     """One process opens it (the serve lock). Methods block for a few milliseconds and may be called from any thread."""
 
@@ -96,6 +66,7 @@ class RuntimeStore:
         self._clock = clock
         self._copy = bundle_copy
         self._lock = threading.Lock()
+        self._owed = OwedWrites()
         try:
             self._connection = opened(database)
             self._prepare()
@@ -116,12 +87,12 @@ class RuntimeStore:
             raise _damaged(self._path, "its integrity check fails")
         if version == 0:
             with self._transaction():
-                for statement in _SCHEMA.split(";"):
+                for statement in (_SCHEMA + JOBS_SCHEMA).split(";"):
                     run(statement)
                 run(f"PRAGMA user_version={_SCHEMA_VERSION}")
         with self._transaction():
             run(_ADDED)
-            for statement in (*AUDIT_TABLES, _JOB_PROGRESS):
+            for statement in (*AUDIT_TABLES, JOB_PROGRESS):
                 run(statement)
             run("UPDATE job SET state='ready' WHERE state='succeeded'")
             run(
@@ -129,8 +100,17 @@ class RuntimeStore:
                 "WHERE state NOT IN ('ready', 'failed', 'deleted')"
             )
 
-    def _transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        return transaction(self._connection, self._lock, self._refused)
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """What is owed goes along. Raises SbctlError `store_failed`: nothing changed, and what is owed still is."""
+        with self._lock:
+            with transaction(self._connection, contextlib.nullcontext(), self._refused) as db:
+                if self._owed:
+                    self._owed.write(db, self._of_the_runtime)
+                yield db
+            if self._owed:
+                self._owed.clear()
+                get_log("store").info("what was owed is written")
 
     def _refused(self, error: sqlite3.Error) -> SbctlError:
         return SbctlError(
@@ -255,59 +235,133 @@ class RuntimeStore:
         with self._lock:
             return frozenset(str(row[0]) for row in self._connection.execute("SELECT deployment FROM stopped"))
 
-    def set_stopped(self, deployment: str, stopped: bool) -> None:
-        with self._transaction() as db:
-            statement = (
-                "INSERT OR IGNORE INTO stopped VALUES (?)" if stopped else "DELETE FROM stopped WHERE deployment=?"
-            )
-            if db.execute(statement, (deployment,)).rowcount:
-                self._audit(db, "deployment.stopped" if stopped else "deployment.released", deployment)
+    def set_stopped(self, deployment: str, stopped: bool, *, may_owe: bool = False) -> bool:
+        """Whether it is durable. With `may_owe` a disk that takes no write does not stop it: it is written as soon as one does.
 
-    def put_job(self, job: JobRow) -> None:
-        """Insert, with an entry of the audit that says who asked, or update; what runs and the 512 written last are kept."""
-        with self._transaction() as db:
-            if db.execute("SELECT 1 FROM job WHERE id = ?", (job.id,)).fetchone() is None:
-                self._audit(db, f"job.{job.kind}", job.subject, {"job": job.id})
-            db.execute(
-                "INSERT OR REPLACE INTO job VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (job.id, job.kind, job.subject, job.state, job.created_at_ms, job.updated_at_ms, job.error),
-            )
-            db.execute(
-                "INSERT OR REPLACE INTO job_progress VALUES (?, ?, ?, ?)",
-                (job.id, job.completed_bytes, job.total_bytes, job.current_file),
-            )
-            db.execute(_FORGET_JOBS, (_JOBS_KEPT,))
-            db.execute("DELETE FROM job_progress WHERE id NOT IN (SELECT id FROM job)")
+        Raises SbctlError `store_failed` without `may_owe`: nothing changed.
+        """
+        action = "deployment.stopped" if stopped else "deployment.released"
+        try:
+            with self._transaction() as db:
+                if write_stop(db, deployment, stopped=stopped):
+                    self._audit(db, action, deployment)
+        except SbctlError as error:
+            if not may_owe:
+                raise
+            entry = self._entry(action, deployment)
+            with self._owing(action, deployment, error) as owed:
+                if owed.stops.get(deployment) is not stopped:
+                    owed.owe_entry(entry)
+                owed.stops[deployment] = stopped
+            return False
+        return True
+
+    def owes_stop(self, deployment: str) -> bool:
+        """Whether an explicit stop of it would not outlive this process."""
+        return self._owed.stops.get(deployment, False)
+
+    def put_job(self, job: JobRow, *, may_owe: bool = False) -> bool:
+        """Insert, with an entry of the audit that says who asked, or update. True: it is durable; `may_owe` as for a stop.
+
+        Raises SbctlError `store_failed` without `may_owe`: nothing changed.
+        """
+        action, told = f"job.{job.kind}", {"job": job.id}
+        try:
+            with self._transaction() as db:
+                if read_job(db, job.id) is None:
+                    self._audit(db, action, job.subject, told)
+                insert_job(db, job)
+        except SbctlError as error:
+            if not may_owe:
+                raise
+            entry = self._entry(action, job.subject, told)
+            with self._owing(action, job.subject, error) as owed:
+                if job.id not in owed.jobs and not self._knows_job(job.id):
+                    owed.owe_entry(entry)
+                owed.owe_job(job)
+            return False
+        return True
+
+    def _knows_job(self, asked: str) -> bool:
+        with contextlib.suppress(sqlite3.Error):
+            return read_job(self._connection, asked) is not None
+        return False
 
     def jobs(self) -> tuple[JobRow, ...]:
         """Newest first."""
         with self._lock:
-            return tuple(JobRow(*row) for row in self._connection.execute(f"{_JOBS} ORDER BY id DESC"))
+            rows = {row.id: row for row in read_jobs(self._connection)} | self._owed.jobs
+        return tuple(rows[name] for name in sorted(rows, reverse=True))
 
     def job(self, asked: str) -> JobRow | None:
         """One of them."""
         with self._lock:
-            row = self._connection.execute(f"{_JOBS} WHERE job.id = ?", (asked,)).fetchone()
-            return None if row is None else JobRow(*row)
+            return self._owed.jobs.get(asked) or read_job(self._connection, asked)
 
-    def audit(self, action: str, subject: str, detail: Mapping[str, str | int | None] | None = None) -> None:
-        """An entry of the audit alone, by who acts: what changed is not kept here. Raises SbctlError `store_failed`."""
-        with self._transaction() as db:
-            self._audit(db, action, subject, detail)
+    def audit(
+        self,
+        action: str,
+        subject: str,
+        detail: Detail | None = None,
+        *,
+        may_owe: bool = False,
+    ) -> None:
+        """An entry of the audit alone, by who acts: what changed is not kept here. `may_owe` as for a stop.
+
+        Raises SbctlError `store_failed` without `may_owe`.
+        """
+        try:
+            with self._transaction() as db:
+                self._audit(db, action, subject, detail)
+        except SbctlError as error:
+            if not may_owe:
+                raise
+            entry = self._entry(action, subject, detail)
+            with self._owing(action, subject, error) as owed:
+                owed.owe_entry(entry)
+
+    def note(self, action: str, subject: str, detail: Detail) -> None:
+        """`audit` of what has to happen whatever the disk says: it never raises."""
+        self.audit(action, subject, detail, may_owe=True)
+
+    def settle(self) -> bool:
+        """Write what is owed, if the disk takes it by now; whether nothing is owed any more."""
+        if self._owed:
+            with contextlib.suppress(SbctlError), self._transaction():
+                pass
+        return not self._owed
+
+    @contextlib.contextmanager
+    def _owing(self, action: str, subject: str, error: SbctlError) -> Iterator[OwedWrites]:
+        log = get_log("store")
+        log.error(
+            "done, and not on the disk: it is written once the disk takes it",
+            action=action,
+            subject=subject,
+            error=str(error),
+        )
+        with self._lock:
+            yield self._owed
 
     def _audit(
         self,
         db: sqlite3.Connection,
         action: str,
         subject: str,
-        detail: Mapping[str, str | int | None] | None = None,
+        detail: Detail | None = None,
         actor: Actor | None = None,
     ) -> None:
+        append_audit(db, self._entry(action, subject, detail, actor))
+
+    def _entry(self, action: str, subject: str, detail: Detail | None = None, actor: Actor | None = None) -> AuditEntry:
         who = actor or ACTING.get()
-        at = rfc3339(self._clock.now())
-        append_audit(db, AuditEntry(at, who.name, who.role, action, subject, who.source, detail or {}))
+        return AuditEntry(rfc3339(self._clock.now()), who.name, who.role, action, subject, who.source, detail or {})
+
+    def _of_the_runtime(self, action: str, subject: str, detail: Detail) -> AuditEntry:
+        return self._entry(action, subject, detail, RUNTIME)
 
     def close(self) -> None:
+        self.settle()
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._connection.close()
 

@@ -88,7 +88,7 @@ class Target:
             config_file=None,
             accounts=Accounts("admin", Secret(PASSWORD.encode()), (VIEWER,)),
             clock=SYSTEM_CLOCK,
-            note=self.store.audit,
+            note=self.store.note,
             weights=self._cache_calls,
             requests_per_minute=100_000,
             reach=Reach("127.0.0.1", self.admin_port),

@@ -1,4 +1,4 @@
-"""F13, F14, B13, B14, E10 end to end: disks that fill up or turn read-only under an apply, and limits of the process itself.
+"""F13, F14, B13, B14, E10, H10 end to end: disks that fill up or turn read-only under an apply, and limits of the process itself.
 
 The n-th write of states and artifacts fails in test_state_faults.py and test_artifact_faults.py; here each case is the whole product on real
 small disks. Each must say which disk and what to do, keep what was there, and converge once there is room.
@@ -6,6 +6,7 @@ small disks. Each must say which disk and what to do, keep what was there, and c
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -14,14 +15,19 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.cache_calls import CacheCalls
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.state.store import StateStore
+from tests.attacks.test_http_attacks import Target, body_of, raw, request, status_of
 from tests.simulators.gguf_files import tiny_gguf
 from tests.simulators.kill_loop import quick_world
 from tests.simulators.operator_world import Done, OperatorWorld
+from tests.simulators.runtime_world import weights
 
 pytestmark = pytest.mark.integration
 
@@ -208,6 +214,47 @@ def test_F14_weights_that_do_not_fit_or_may_not_be_written_leave_what_serves_alo
     converges(world)
     world.sbctl("destroy", "--yes", expect=0)
     assert world.leftovers() == []
+
+
+def test_H10_a_full_disk_keeps_nobody_from_giving_memory_back(world: OperatorWorld, node_disk: SmallDisk) -> None:
+    world.sbctl("apply", "--yes", expect=0)
+    filler = node_disk.fill()
+    stopped = world.sbctl("models", "stop", "chat", expect=0)
+    assert "chat is stopped; its disk takes no write" in " ".join(stopped.text.split())
+    assert world.sbctl("models", "load", "chat").code == 1, "what takes memory needs its place in the database"
+    filler.unlink()
+    world.sbctl("models", "load", "chat", expect=0)
+    converges(world)
+
+
+async def over_the_admin_api(target: Target, line: str) -> tuple[int, Any]:
+    body = b"{}" if line.startswith("POST") else b""
+    rows = ("Content-Type: application/json", "Connection: close")
+    answer = await raw(target.admin_port, request(target, line, *rows, body=body), seconds=30)
+    return status_of(answer), body_of(answer)
+
+
+async def test_H10_a_full_disk_is_freed_over_the_admin_api(tmp_path: Path) -> None:
+    with disk(tmp_path / "small", "size=20m") as made:
+        target = Target(made.place)
+        await target.start()
+        calls = CacheCalls(ArtifactCache(target.paths.models), {})
+        facts = [weights(tmp_path, name) for name in ("old", "older")]
+        for one in facts:
+            await asyncio.to_thread(calls.pull, one, asyncio.run, progress=lambda _done, _total: None)
+        filler = made.fill()
+        status, gone = await over_the_admin_api(target, f"DELETE /admin/model-host/artifacts/{facts[0].artifact}")
+        assert (status, gone["removed"]) == (200, True)
+        assert "takes no write" in gone["warning"]
+        filler.unlink()
+        filler = made.fill()
+        target.cache_changes = {"budget_bytes": 1}
+        status, report = await over_the_admin_api(target, "POST /admin/model-host/gc")
+        assert (status, report["deleted_artifacts"]) == (200, [facts[1].artifact])
+        filler.unlink()
+        assert target.store.settle()
+        assert target.audited() == ["job.delete", "job.delete", "cache.collect"]
+        await target.stop()
 
 
 @pytest.mark.engine

@@ -13,6 +13,7 @@ from sbctl.cli.options import File, Format, OutputFormat
 
 if TYPE_CHECKING:
     from sbctl.cli.replicas import Moving
+    from sbctl.node.snapshot import DeploymentState
 
 __all__ = ["register"]
 
@@ -123,6 +124,12 @@ def _move(
         print_json(f"models.{action}", moved_body(deployment, rows, errors))
         return exit_code(errors)
     for row in rows:
-        note(f"{row.host}: {deployment} is {row.state.state}")
+        note(f"{row.host}: {deployment} is {row.state.state}{_owed(row.state)}")
     complain(errors)
     return exit_code(errors)
+
+
+def _owed(state: DeploymentState) -> str:
+    if not state.stop_is_owed:
+        return ""
+    return "; its disk takes no write, so a restart of the runtime starts it again until there is room (df)"

@@ -44,9 +44,13 @@ def run(
     accel: Annotated[Acceleration, typer.Option("--accel", help="Which kind of device.")] = Acceleration.AUTO,
     max_concurrency: Annotated[int, typer.Option("--max-concurrency", min=1, max=64, help="Requests at once.")] = 2,
     cache_directory: Annotated[Path | None, typer.Option("--cache-dir", help="Where weights are kept.")] = None,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Refuse (exit 4) a model that is not as ./sbproxy-models.lock has it.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
 ) -> int:
     """Serve one model on this machine until Ctrl-C, then leave nothing but its weights in the cache."""
+    from sbctl.artifacts.lockfile import LOCK_NAME
     from sbctl.cli.running import RunRequest, run_model
 
     asked = RunRequest(
@@ -59,5 +63,6 @@ def run(
         acceleration=accel.value,
         max_concurrency=max_concurrency,
         cache_directory=cache_directory.resolve() if cache_directory is not None else None,
+        lock_file=Path(LOCK_NAME).absolute() if locked else None,
     )
     return run_model(asked, dry_run=dry_run)

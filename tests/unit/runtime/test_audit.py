@@ -11,7 +11,8 @@ import pytest
 from sbctl.base.errors import SbctlError
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.audit import AuditEntry, append_audit, verify_audit
-from sbctl.runtime.store import JobRow, RuntimeStore
+from sbctl.runtime.job_rows import JobRow
+from sbctl.runtime.store import RuntimeStore
 
 
 def _filled(folder: Path) -> Path:

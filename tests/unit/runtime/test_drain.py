@@ -92,7 +92,7 @@ def test_who_takes_a_host_out_of_service_is_in_the_audit_and_a_full_disk_keeps_n
     drain = Drain(paths)
 
     async def scenario() -> None:
-        routes = ControlRoutes(cast("Any", None), cast("Any", None), dict, drain, store.audit)
+        routes = ControlRoutes(cast("Any", None), cast("Any", None), dict, drain, store.note)
         write_drain(paths, by="ops@laptop", since="2026-11-29T12:00:00Z")
         await routes.drain(_asked("POST", "operator"))
         clear_drain(paths)
@@ -102,8 +102,9 @@ def test_who_takes_a_host_out_of_service_is_in_the_audit_and_a_full_disk_keeps_n
         def full(*_args: object) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
-        monkeypatch.setattr("sbctl.runtime.store.append_audit", full)
-        await routes.resume(_asked("DELETE", "apply"))
+        with monkeypatch.context() as patched:
+            patched.setattr("sbctl.runtime.store.append_audit", full)
+            await routes.resume(_asked("DELETE", "apply"))
         assert not drain.is_on
 
     in_virtual_time(scenario)
@@ -114,4 +115,5 @@ def test_who_takes_a_host_out_of_service_is_in_the_audit_and_a_full_disk_keeps_n
         ("ops@laptop", "host.drain", "control"),
         ("ops@laptop", "host.resume", "control"),
         ("apply", "host.drain", "control"),
-    ]
+        ("apply", "host.resume", "control"),
+    ], "what a full disk did not take is written with the next write"

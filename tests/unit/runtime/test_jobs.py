@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.runtime.actor import ACTING, Actor
 from sbctl.runtime.audit import verify_audit
+from sbctl.runtime.job_rows import JobRow
 from sbctl.runtime.jobs import Jobs, job_document, new_ulid
 from sbctl.runtime.provision import Progress
-from sbctl.runtime.store import JobRow, RuntimeStore
+from sbctl.runtime.store import RuntimeStore
 from tests.simulators.engine_world import in_virtual_time
 
 
@@ -102,17 +105,88 @@ def test_what_ran_when_the_daemon_died_has_failed_and_old_rows_read_as_today(
     again.close()
 
 
-def test_a_job_that_cannot_be_written_down_does_not_begin(store: RuntimeStore) -> None:
+@contextlib.contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def full(*_args: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        for module in ("store", "owed_writes"):
+            for write in ("append_audit", "insert_job"):
+                patched.setattr(f"sbctl.runtime.{module}.{write}", full)
+        yield
+
+
+async def nothing(_progress: Progress) -> None:
+    """Work that takes no time."""
+
+
+def test_a_job_that_cannot_be_written_down_does_not_begin(store: RuntimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
 
     async def works(_progress: Progress) -> None:
         begun.append(1)
 
     async def work() -> None:
-        store.close()
-        with pytest.raises(SbctlError) as caught:
-            await Jobs(store, SYSTEM_CLOCK).begin("stop", "q", works)
+        with full_disk(monkeypatch), pytest.raises(SbctlError) as caught:
+            await Jobs(store, SYSTEM_CLOCK).begin("load", "q", works)
         assert caught.value.code == "store_failed"
 
     in_virtual_time(work)
     assert not begun
+    assert store.jobs() == ()
+
+
+@pytest.mark.parametrize("kind", ["stop", "drain", "evict", "delete"])
+def test_H10_what_frees_memory_or_disk_works_on_a_full_disk_and_is_written_later(
+    kind: str, store: RuntimeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        jobs = Jobs(store, SYSTEM_CLOCK)
+        ACTING.set(Actor("ops", "admin", "admin 127.0.0.1"))
+        with full_disk(monkeypatch):
+            job = await jobs.begin(kind, "q", nothing)
+            await job.done
+            assert not job.is_durable
+            assert [row.id for row in await jobs.rows()] == [job.id], "it is found by its id meanwhile"
+            assert not store.settle()
+        task = asyncio.create_task(jobs.settle())
+        await asyncio.sleep(11)
+        task.cancel()
+
+    in_virtual_time(work)
+    store.close()
+    with sqlite3.connect(tmp_path / "runtime.db") as raw:
+        told = raw.execute("SELECT actor, action, subject, source FROM audit").fetchall()
+        rows = raw.execute("SELECT kind, state FROM job").fetchall()
+    assert told == [("ops", f"job.{kind}", "q", "admin 127.0.0.1")]
+    assert rows == [(kind, "deleted" if kind == "delete" else "ready")]
+    assert verify_audit(tmp_path / "runtime.db").broken_at is None
+
+
+def test_a_stop_on_a_full_disk_holds_and_is_durable_as_soon_as_there_is_room(
+    store: RuntimeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with full_disk(monkeypatch):
+        assert store.set_stopped("q", True, may_owe=True) is False
+        assert store.owes_stop("q")
+        with pytest.raises(SbctlError):
+            store.set_stopped("q", False)
+        assert store.owes_stop("q"), "a release that was refused released nothing"
+    store.set_stopped("other", True)
+    assert not store.owes_stop("q")
+    assert store.stopped() == {"q", "other"}
+
+
+def test_what_is_owed_is_bounded_and_says_what_was_lost(
+    store: RuntimeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with full_disk(monkeypatch):
+        for number in range(600):
+            store.note("login", f"ops-{number}", {})
+    store.close()
+    with sqlite3.connect(tmp_path / "runtime.db") as raw:
+        told = raw.execute("SELECT action, subject, detail FROM audit ORDER BY seq").fetchall()
+    assert len(told) == 513
+    assert told[0][1] == "ops-88"
+    assert told[-1] == ("audit.lost", "audit", '{"entries":88}')

@@ -10,7 +10,8 @@ import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import StateError
-from sbctl.runtime.store import JobRow, RuntimeStore
+from sbctl.runtime.job_rows import JobRow
+from sbctl.runtime.store import RuntimeStore
 from sbctl.trust.bundle import DeploymentMember
 from sbctl.trust.verifier import verify_bundle
 from tests.simulators.runtime_world import SCOPE, Operator, content
