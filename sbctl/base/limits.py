@@ -23,7 +23,11 @@ CATALOG_MAX_VARIANTS: Final = 128
 CATALOG_MAX_ENGINES: Final = 16
 ID_MAX_CHARS: Final = 128
 PATH_MAX_CHARS: Final = 4096
-BUNDLE_MAX_BYTES: Final = 512 * KIB
+BUNDLE_MAX_BYTES: Final = 4 * MIB
+"""Of what is signed. A deployment of usual size takes a KiB and a half."""
+BUNDLE_ENVELOPE_MAX_BYTES: Final = BUNDLE_MAX_BYTES // 3 * 4 + 64 * KIB
+"""Of the largest bundle in base64, with its signatures: what carries a bundle takes as much."""
+BUNDLE_DEPLOYMENTS_MAX: Final = 2048
 STATE_DOCUMENT_MAX_BYTES: Final = 64 * MIB
 STATE_SNAPSHOTS_KEPT: Final = 200
 """Serials whose snapshot and journal stay; a line of history stays for every serial."""
