@@ -203,27 +203,33 @@ class Link:
 
     async def listing(self, bucket: Bucket, prefix: str) -> list[Found]:
         """All below `prefix`, as some member has it."""
-        inbox = self._client.new_inbox()
-        subscription = await self._client.subscribe(inbox, pending_bytes_limit=_LISTEN_MAX_BYTES)
-        below = f"{prefix}>" if not prefix or prefix.endswith(".") else prefix
         found: list[Found] = []
         try:
-            position: int | None = 1
-            while position is not None:
-                page = {
-                    "seq": position,
-                    "batch": _PAGE_KEYS,
-                    "max_bytes": _PAGE_BYTES,
-                    "next_by_subj": write_subject(bucket, below),
-                }
-                await self._client.publish(api_subject("list", bucket), json.dumps(page).encode(), reply=inbox)
-                position = await self._page(subscription, bucket, found)
+            inbox = self._client.new_inbox()
+            subscription = await self._client.subscribe(inbox, pending_bytes_limit=_LISTEN_MAX_BYTES)
+            try:
+                await self._list(bucket, prefix, inbox, subscription, found)
+            finally:
+                with suppress(NatsError, OSError):
+                    await subscription.unsubscribe()
         except (NatsError, OSError, TimeoutError) as error:
-            raise _no_answer(error) from None
-        finally:
-            with suppress(NatsError, OSError):
-                await subscription.unsubscribe()
+            raise self._unanswered(error) from None
         return [one for one in found if key_matches(prefix, one[0])]
+
+    async def _list(
+        self, bucket: Bucket, prefix: str, inbox: str, subscription: Subscription, found: list[Found]
+    ) -> None:
+        below = f"{prefix}>" if not prefix or prefix.endswith(".") else prefix
+        position: int | None = 1
+        while position is not None:
+            page = {
+                "seq": position,
+                "batch": _PAGE_KEYS,
+                "max_bytes": _PAGE_BYTES,
+                "next_by_subj": write_subject(bucket, below),
+            }
+            await self._client.publish(api_subject("list", bucket), json.dumps(page).encode(), reply=inbox)
+            position = await self._page(subscription, bucket, found)
 
     async def _page(self, subscription: Subscription, bucket: Bucket, found: list[Found]) -> int | None:
         """Where the next page begins; None after the last."""
@@ -260,7 +266,7 @@ class Link:
             )
             await self._client.flush(timeout=int(_ANSWER_S))
         except (NatsError, OSError, TimeoutError) as error:
-            raise _no_answer(error) from None
+            raise self._unanswered(error) from None
         self._listeners[subscription._id] = buffer
 
         async def end() -> None:
@@ -291,7 +297,7 @@ class Link:
             message = request.result()
             answer = json.loads(message.data)
         except (NatsError, OSError, TimeoutError) as error:
-            raise _no_answer(error) from None
+            raise self._unanswered(error) from None
         except ValueError:
             raise store_unreachable("its answer makes no sense") from None
         finally:
@@ -321,6 +327,15 @@ class Link:
         self.why_lost = str(error)[:200]
 
     async def _on_closed(self) -> None:
+        self._end()
+
+    def _unanswered(self, error: BaseException) -> UnreachableError:
+        """The client may be closed without having told so: its own end may fail on a connection that is gone."""
+        if self._client.is_closed and not self.lost.is_set():
+            self._end()
+        return _no_answer(error)
+
+    def _end(self) -> None:
         self.lost.set()
         for buffer in self._listeners.values():
             buffer.missed()
