@@ -27,6 +27,7 @@ from sbctl.trust.cluster_bundle import (
     ClusterDeployment,
 )
 from sbctl.trust.envelope import sign_envelope
+from tests.simulators.cluster_events import Engines
 from tests.simulators.cluster_recorder import Gateway, Recorder, engines_of
 from tests.simulators.cluster_trust import ClusterAuthority, NodeKit
 from tests.simulators.nats_cluster import NatsCluster, free_ports
@@ -69,6 +70,7 @@ class ClusterLab:
         self.kits: dict[str, NodeKit] = {}
         self.runtimes: dict[str, RuntimeProcess] = {}
         self._stack = ExitStack()
+        self._nodes_of_engines: dict[str, str] = {}
         now = SYSTEM_CLOCK.now() - timedelta(hours=1)
         self.kits = {name: self.authority.node(name, *each, now=now) for name, each in roles.items()}
         members = [name for name, each in roles.items() if "authority" in each]
@@ -204,6 +206,15 @@ class ClusterLab:
     def is_alive(self, name: str) -> bool:
         return self.runtimes[name].process.poll() is None
 
+    def revoke(self, name: str, *, at: str) -> None:
+        """As `sbctl cluster revoke` and an apply that reaches one authority: acknowledged when this returns."""
+        self.authority.revoke(self.kits[name], now=SYSTEM_CLOCK.now())
+        write_atomic(
+            self.folder / at / "etc/identity" / IDENTITY_NAMES["revocations"], self.authority.revocations_text.encode()
+        )
+        status, said = self.runtimes[at].call("POST", "/control/v1/identity")
+        assert status == 200, said
+
     # For who records
 
     def look(self, name: str) -> dict[str, Any]:
@@ -213,7 +224,7 @@ class ClusterLab:
 
     def gateway(self, name: str, model: str, **more: Any) -> Gateway:
         port = json.loads((self.folder / name / "etc/runtime.json").read_bytes())["http_bind_port"]
-        return Gateway(name, lambda: ("127.0.0.1", port), model, **more)
+        return Gateway(name, lambda: ("127.0.0.1", port), model, node_of=self._node_of, **more)
 
     def failovers(self, name: str) -> int:
         """Times that a gateway asked another replica instead."""
@@ -226,9 +237,21 @@ class ClusterLab:
         return Recorder(
             self.roles,
             {name: functools.partial(self.look, name) for name in self.roles},
-            engines=lambda at_s, name: engines_of(at_s, name, self.folder / name / "state/engines"),
+            engines=self._running,
             failovers={name: functools.partial(self.failovers, name) for name in gateways},
         )
+
+    def _running(self, at_s: float, name: str) -> Engines:
+        records = self.folder / name / "state/engines"
+        for record in records.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                self._nodes_of_engines[str(json.loads(record.read_text())["pid"])] = name
+        return engines_of(at_s, name, records)
+
+    def _node_of(self, answer: str) -> str:
+        """By the process id in it."""
+        found = re.search(r'"fake-(\d+)"', answer)
+        return "" if found is None else self._nodes_of_engines.get(found[1], "")
 
     def logs(self) -> str:
         return "\n".join(f"--- {name}\n{runtime.log.read_text()[-3000:]}" for name, runtime in self.runtimes.items())

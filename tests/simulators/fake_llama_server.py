@@ -21,6 +21,7 @@ What it does wrong is read from FAKE_LLAMA_CONTROL or `<program>.control.json`, 
     error_status: 503           instead of an answer                header_delay_s: 0.25      before an answer begins
     cut_after_tokens: 1         the connection closes in the stream garbage_sse: true         bytes that are no events
     endless: true               tokens until the client leaves      no_metrics: true          /metrics is not there
+    names_itself: true          its process id in each answer
 
 GET /__control says what happened: active, completions, cancelled, tokens.
 """
@@ -63,6 +64,10 @@ def control() -> dict[str, Any]:
             return dict(json.load(file))
     except (OSError, ValueError):
         return {}
+
+
+def itself() -> dict[str, str]:
+    return {"system_fingerprint": f"fake-{os.getpid()}"} if control().get("names_itself") else {}
 
 
 def parse(argv: list[str]) -> dict[str, str]:
@@ -272,7 +277,7 @@ class Handler(BaseHTTPRequestHandler):
     def unary(self, asked: dict[str, Any], text: str, usage: dict[str, int], *, chat: bool) -> None:
         choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         kind = "chat.completion" if chat else "text_completion"
-        self.answer(200, {"id": "chatcmpl-fake", "object": kind, "created": 0, "model": asked.get("model", self.engine.alias),
+        self.answer(200, {"id": "chatcmpl-fake", "object": kind, "created": 0, "model": asked.get("model", self.engine.alias), **itself(),
                           "choices": [{"index": 0, "finish_reason": "length", **choice}], "usage": usage})  # fmt: skip
 
     def stream(self, asked: dict[str, Any], tokens: Iterator[str], usage: dict[str, int], *, chat: bool) -> None:
@@ -280,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        head = {"id": "chatcmpl-fake", "created": 0, "model": asked.get("model", self.engine.alias),
+        head = {"id": "chatcmpl-fake", "created": 0, "model": asked.get("model", self.engine.alias), **itself(),
                 "object": "chat.completion.chunk" if chat else "text_completion"}  # fmt: skip
         if control().get("garbage_sse"):
             self.wfile.write(b'1f\r\n\xff\xfe{not an event\x00 data: {"half\r\nzz')
