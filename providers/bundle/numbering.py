@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbctl.base.errors import RefusedError
-from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.base.limits import BUNDLE_ENVELOPE_MAX_BYTES
 from sbctl.provider import Services
 
 __all__ = ["next_revision", "refuse_too_large"]
@@ -31,9 +31,9 @@ def next_revision(services: Services, scope: str, above: int) -> int:
 
 def refuse_too_large(envelope: str, what: str) -> None:
     """Raises RefusedError `bundle.too_large`."""
-    if len(envelope) > BUNDLE_MAX_BYTES:
+    if len(envelope) > BUNDLE_ENVELOPE_MAX_BYTES:
         raise RefusedError(
             "bundle.too_large",
-            f"{what} has {len(envelope)} bytes; a runtime takes {BUNDLE_MAX_BYTES}",
-            next_step="spread its deployments over more hosts",
+            f"{what} has {len(envelope)} bytes; a runtime takes {BUNDLE_ENVELOPE_MAX_BYTES}",
+            next_step="spread its deployments over more hosts, those of a cluster over two clusters",
         )

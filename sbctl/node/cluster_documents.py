@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from sbctl.artifacts.model import Digest
 from sbctl.base.field_types import Id, LabelKey, LabelValue
-from sbctl.base.limits import JSON_INT_MAX, KIB
+from sbctl.base.limits import BUNDLE_DEPLOYMENTS_MAX, JSON_INT_MAX, KIB, MIB
 
 __all__ = [
     "ASSIGNMENT_MAX_BYTES",
@@ -68,8 +68,8 @@ ASSIGNMENT_PAYLOAD_TYPE: Final = "application/vnd.sbctl.assignment.v1+json"
 LEASE_PAYLOAD_TYPE: Final = "application/vnd.sbctl.lease.v1+json"
 DISPATCH_PAYLOAD_TYPE: Final = "application/vnd.sbctl.dispatch.v1+json"
 
-SNAPSHOT_MAX_BYTES: Final = 512 * KIB
-ASSIGNMENT_MAX_BYTES: Final = 512 * KIB
+SNAPSHOT_MAX_BYTES: Final = 1 * MIB
+ASSIGNMENT_MAX_BYTES: Final = 2 * MIB
 LEASE_MAX_BYTES: Final = 4 * KIB
 DISPATCH_MAX_BYTES: Final = 64 * KIB
 
@@ -283,6 +283,7 @@ class AssignedDeployment(DocumentPart):
     `drain`   finish what runs, by `handoff_deadline_unix_ms` at the latest, then stop
 
     `member_digest`: of one replica of the member that the bundle and this assignment project to; a node that computes another refuses.
+    `tried_again`: the number of an operator's wish to try it again; when it grows, what failed is begun anew at once.
     """
 
     generation: Number
@@ -292,6 +293,7 @@ class AssignedDeployment(DocumentPart):
     member_digest: Digest
     replicas: tuple[AssignedReplica, ...] = Field(default=(), max_length=64)
     handoff_deadline_unix_ms: Millis | None = None
+    tried_again: Count = 0
 
 
 class LeaseHolderDocument(ClusterDocument):
@@ -317,7 +319,7 @@ class AssignmentDocument(LeaseHolderDocument):
 
     node_id: Id
     deployments: dict[Id, Annotated[tuple[AssignedDeployment, ...], Field(min_length=1, max_length=16)]] = Field(
-        max_length=1024
+        max_length=BUNDLE_DEPLOYMENTS_MAX
     )
 
     @model_validator(mode="after")

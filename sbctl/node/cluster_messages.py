@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from sbctl.base.field_types import Id
-from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.base.limits import BUNDLE_DEPLOYMENTS_MAX, BUNDLE_ENVELOPE_MAX_BYTES
 from sbctl.node.params import DIGEST_PATTERN, Params
 
 __all__ = ["ClusterPublish", "ClusterPublished", "NodeProgress"]
@@ -27,7 +27,7 @@ class ClusterPublish(Params):
     Refused with `cluster.not_authority`, `bundle.*`; what nodes make of it is in the answer, never an error.
     """
 
-    envelope: str = Field(max_length=BUNDLE_MAX_BYTES)
+    envelope: str = Field(max_length=BUNDLE_ENVELOPE_MAX_BYTES)
     expected_revision: int | None = Field(default=None, ge=1)
     wait_s: float = Field(default=0.0, ge=0, le=86_400)
 
@@ -48,4 +48,4 @@ class ClusterPublished(Params):
     in_store: bool
     ready: bool
     nodes: dict[Id, NodeProgress] = Field(default_factory=dict, max_length=10_000)
-    unplaced: dict[Id, int] = Field(default_factory=dict, max_length=1024)
+    unplaced: dict[Id, int] = Field(default_factory=dict, max_length=BUNDLE_DEPLOYMENTS_MAX)

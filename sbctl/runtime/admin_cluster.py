@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from sbctl.base.errors import RefusedError
-from sbctl.base.limits import ADMIN_BODY_MAX_BYTES
+from sbctl.base.limits import BUNDLE_ENVELOPE_MAX_BYTES
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.listeners import json_headers, read_body
 
@@ -67,8 +67,8 @@ class AdminCluster:
     async def publish(self, request: web.Request) -> web.Response:
         """The body is the signed envelope itself."""
         view = self._known()
-        body = await read_body(request, max_bytes=ADMIN_BODY_MAX_BYTES)
-        self._guard.parse(body)
+        body = await read_body(request, max_bytes=BUNDLE_ENVELOPE_MAX_BYTES)
+        self._guard.parse(body, max_bytes=BUNDLE_ENVELOPE_MAX_BYTES)
         status, document = await view.publish(body.decode("utf-8"))
         return _json(document, status)
 

@@ -118,10 +118,10 @@ class AdminGuard:
         token = request.cookies.get(COOKIE)
         return None if token is None else self._sessions.of(token)
 
-    def parse(self, data: bytes) -> dict[str, Any]:
+    def parse(self, data: bytes, *, max_bytes: int = ADMIN_BODY_MAX_BYTES) -> dict[str, Any]:
         """A JSON object, strictly. Raises InputError `invalid_body`."""
         try:
-            document = strict_json.loads(data, max_bytes=ADMIN_BODY_MAX_BYTES)
+            document = strict_json.loads(data, max_bytes=max_bytes)
         except InputError as error:
             raise InputError("invalid_body", error.message) from None
         if not isinstance(document, dict):

@@ -22,7 +22,7 @@ from sbctl.artifacts.model import ArtifactFacts, Digest
 from sbctl.base.digests import fingerprint
 from sbctl.base.errors import RefusedError
 from sbctl.base.field_types import Id, LabelKey, LabelValue, SpreadKey
-from sbctl.base.limits import BUNDLE_MAX_BYTES, JSON_INT_MAX
+from sbctl.base.limits import BUNDLE_DEPLOYMENTS_MAX, BUNDLE_MAX_BYTES, JSON_INT_MAX
 from sbctl.node.cluster_documents import AssignedDeployment, AssignmentDocument, BundleMark
 from sbctl.trust.bundle import BundleContent, BundlePayload, DeploymentMember, EnginePolicy, TrustSet, member_digest
 from sbctl.trust.envelope import open_envelope
@@ -103,7 +103,7 @@ class ClusterDeployment(DeploymentMember):
 class ClusterContent(BundleContent):
     """What should run in the cluster, and which origins its gateways serve."""
 
-    deployments: dict[Id, ClusterDeployment] = Field(max_length=1024)  # type: ignore[assignment]
+    deployments: dict[Id, ClusterDeployment] = Field(max_length=BUNDLE_DEPLOYMENTS_MAX)  # type: ignore[assignment]
 
 
 class ClusterBundlePayload(BundlePayload):
