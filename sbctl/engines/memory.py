@@ -25,6 +25,7 @@ __all__ = [
     "CPU",
     "Figure",
     "ReplicaLaunch",
+    "Source",
     "ceiling_bytes",
     "figure_of",
     "memory_key",

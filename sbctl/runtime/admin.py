@@ -27,24 +27,22 @@ from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.admin_login import AdminLogin
 from sbctl.runtime.admin_reach import Reach
 from sbctl.runtime.admin_routes import PREFIX, ROUTES
+from sbctl.runtime.admin_rows import Seen, replica_row
 from sbctl.runtime.admin_weights import AdminWeights
 from sbctl.runtime.audit import Note
 from sbctl.runtime.config_file import ConfigFile
 from sbctl.runtime.failed_logins import FailedLogins
-from sbctl.runtime.generation import Generation
 from sbctl.runtime.job_rows import JobRow
 from sbctl.runtime.jobs import Jobs, job_document
 from sbctl.runtime.listeners import Handler, json_headers, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import Progress
 from sbctl.runtime.reconcile import Action, Reconciler
-from sbctl.runtime.replica import Replica
 
 __all__ = ["AdminPlane"]
 
 _ULID: Final = re.compile("[0-9A-HJKMNP-TV-Z]{26}")
 _NUMBER_MAX_DIGITS: Final = 9
-_NO_ENGINE: Final = ("engine_missing", "engine.incompatible")
 _SILENCE_S: Final = 15.0
 """Between two signs of life on a stream of progress."""
 
@@ -65,11 +63,13 @@ class AdminPlane:
         note: Note,
         weights: Callable[[], CacheCalls],
         reach: Reach,
+        seen: Seen,
         requests_per_minute: int = 240,
         cluster: ClusterView | None = None,
     ) -> None:
         self._reconciler = reconciler
         self._metrics = metrics
+        self._seen = seen
         self._desired = desired
         self._jobs = jobs
         self._weights = AdminWeights(weights, lambda: reconciler.generations, jobs, note)
@@ -142,7 +142,7 @@ class AdminPlane:
     async def _status(self, _request: web.Request) -> web.Response:
         generations = self._reconciler.generations
         rows = [
-            _row(generations[name], replica, self._jobs.newest(name))
+            replica_row(generations[name], replica, self._jobs.newest(name), self._seen)
             for name in sorted(generations)
             for replica in generations[name].replicas
         ]
@@ -265,28 +265,3 @@ class AdminPlane:
 
 def _json(document: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     return web.json_response(document, status=status, headers=json_headers(headers))
-
-
-def _row(generation: Generation, replica: Replica, job_id: str | None) -> dict[str, Any]:
-    state = replica.state()
-    engine = generation.member.engine
-    return {
-        "deployment": generation.deployment,
-        "replica": state.replica,
-        "generation": generation.number,
-        "state": state.state,
-        "active_requests": state.active_requests,
-        "queued_requests": state.queued_requests,
-        "engine": engine.engine,
-        "engine_version": engine.version,
-        "driver_availability": "incompatible" if state.reason_code in _NO_ENGINE else "available",
-        "artifact_digest": generation.member.artifact.artifact,
-        "selected_devices": [],
-        "memory": None if state.memory_bytes is None else {"total_bytes": state.memory_bytes},
-        "port": replica.port,
-        "restarts": state.restarts,
-        "stopped_by": replica.stopped_by,
-        "reason_code": state.reason_code,
-        "job_id": job_id,
-        "last_error": state.last_error,
-    }

@@ -15,6 +15,7 @@ from sbctl.runtime.admin_access import Accounts
 from sbctl.runtime.admin_cluster import ClusterView
 from sbctl.runtime.admin_desired import AdminDesired
 from sbctl.runtime.admin_reach import Reach
+from sbctl.runtime.admin_rows import Seen
 from sbctl.runtime.audit import Note
 from sbctl.runtime.config_file import ConfigFile
 from sbctl.runtime.jobs import Jobs
@@ -56,6 +57,7 @@ def admin_app(
     port: int,
     certificate: PublicTls | None,
     cluster: ClusterView | None,
+    seen: Seen = lambda _engine: None,
 ) -> web.Application:
     """For a socket that is bound to `port`. Raises what `admin_password` raises."""
     config = settings.config
@@ -72,4 +74,5 @@ def admin_app(
         reach=Reach(config.admin_bind, port, config.admin_allow_ips, certificate=certificate),
         requests_per_minute=config.admin_rate_limit_per_minute,
         cluster=cluster,
+        seen=seen,
     ).app()

@@ -50,7 +50,22 @@ _REPLICA: Final = _object(
     driver_availability={"enum": ["available", "incompatible"]},
     artifact_digest=_TEXT,
     selected_devices=_list(_COUNT),
-    memory=_or_null(_object(total_bytes=_COUNT)),
+    memory=_or_null(
+        _object(
+            device_indexes=_list(_COUNT),
+            weight_bytes=_or_null(_COUNT),
+            kv_bytes=_or_null(_COUNT),
+            runtime_overhead_bytes=_or_null(_COUNT),
+            safety_margin_bytes=_COUNT,
+            total_bytes=_COUNT,
+            host_bytes=_COUNT,
+            device_bytes=_COUNT,
+            basis={"enum": ["declared", "observed", "estimate", "catalog", None]},
+            certainty={"enum": ["exact", "upper_bound", "unknown", None]},
+            observed_bytes=_or_null(_COUNT),
+            observed_peak_bytes=_or_null(_COUNT),
+        )
+    ),
     port=_or_null(_COUNT),
     restarts=_COUNT,
     stopped_by={"enum": ["operator", "idle", None]},

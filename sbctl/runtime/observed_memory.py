@@ -1,7 +1,7 @@
 """What engines really took, remembered: the most that a process of one kind had resident, by `engines.memory.memory_key`.
 
-Only processes that are ready are looked at, and only those that compute on the processor: what lies on a device is not in their resident
-memory. The file outlives the daemon and every deployment; a node tells of it with each snapshot, and plans believe it before any estimate.
+Only processes that are ready are looked at, and only what those that compute on the processor took is remembered: what lies on a device is
+not in their resident memory. The file outlives the daemon and every deployment; a node tells of it with each snapshot, and plans believe it before any estimate.
 Writing it is worth no failure: a full disk costs the memory of a figure, never a model.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sbctl.base import fs, strict_json
 from sbctl.base.digests import canonical_json
@@ -22,6 +23,7 @@ from sbctl.base.ids import is_digest
 from sbctl.base.limits import MIB
 from sbctl.runtime.engine_host import RunningEngine
 from sbctl.runtime.log import get_log
+from sbctl.runtime.processes import ProcessMemory
 from sbctl.runtime.replica_room import kind_of_process
 from sbctl.trust.bundle import DeploymentMember
 
@@ -37,15 +39,16 @@ _INTERVAL_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One ready engine: what it was started as, and the version of its build."""
+    """One ready engine: what it was started as, and the version of its build where that is known and the processor computes: only then is the
+    most that it took worth remembering."""
 
     member: DeploymentMember
-    version: str
+    version: str | None
     engine: RunningEngine
 
     @property
-    def key(self) -> str:
-        return kind_of_process(self.member, self.version)
+    def key(self) -> str | None:
+        return None if self.version is None else kind_of_process(self.member, self.version)
 
 
 def observed_memory(state: Path) -> Mapping[str, int]:
@@ -65,13 +68,18 @@ def observed_memory(state: Path) -> Mapping[str, int]:
 
 
 class ObservedMemory:
-    """Of one daemon. `running` lists the engines that are ready now and compute on the processor."""
+    """Of one daemon. `running` lists the engines that are ready now."""
 
     def __init__(self, state: Path, running: Callable[[], Awaitable[Iterable[Running]]]) -> None:
         self._state = state
         self._running = running
         self._known = dict(observed_memory(state))
+        self._seen: WeakKeyDictionary[RunningEngine, ProcessMemory] = WeakKeyDictionary()
         self._log = get_log("memory")
+
+    def seen(self, engine: RunningEngine) -> ProcessMemory | None:
+        """As it was at the last look, a quarter of a minute ago at most; None: not looked at yet, or it could not be seen."""
+        return self._seen.get(engine)
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -84,9 +92,13 @@ class ObservedMemory:
         changed = False
         for one in running:
             memory = await one.engine.memory()
-            if memory is not None and memory.peak >= self._known.get(one.key, 0) + _WORTH_WRITING_BYTES:
-                self._known.pop(one.key, None)
-                self._known[one.key] = memory.peak
+            if memory is None:
+                continue
+            self._seen[one.engine] = memory
+            key = one.key
+            if key is not None and memory.peak >= self._known.get(key, 0) + _WORTH_WRITING_BYTES:
+                self._known.pop(key, None)
+                self._known[key] = memory.peak
                 changed = True
         if changed:
             await asyncio.to_thread(self._keep)

@@ -58,6 +58,11 @@ class Place:
         self._start_began_s = asyncio.get_running_loop().time()
         return taken
 
+    @property
+    def room(self) -> Room | None:
+        """What is set aside for its engine; None while there is neither an engine nor a start."""
+        return self._residency.room_of(self)
+
     def give_back(self) -> None:
         self._residency.give_back(self)
 

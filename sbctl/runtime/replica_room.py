@@ -16,7 +16,7 @@ from sbctl.engines.memory import (
     usable_by_device,
     usable_host_bytes,
 )
-from sbctl.runtime.room import Budget, Room
+from sbctl.runtime.room import Basis, Budget, Room
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["budget_of", "kind_of_process", "room_of"]
@@ -81,10 +81,26 @@ def room_of(
     def planned(figure: Figure) -> tuple[int, int]:
         return planned_bytes(figure, adapter_bytes=adapters, safety_margin=safety_margin)
 
-    on_host, on_devices = planned(
-        figure_of(launch, observed_bytes=observed.get(kind_of_process(member, version)), **facts)
-    )
+    figure = figure_of(launch, observed_bytes=observed.get(kind_of_process(member, version)), **facts)
+    on_host, on_devices = planned(figure)
     # What was seen would raise the ceiling of an engine that leaks, each time a little.
     expected = figure_of(launch, **facts)
-    room = Room(on_host, on_devices, ceiling_bytes=ceiling_bytes(expected, planned(expected)[0], machine_bytes))
+    room = Room(
+        on_host,
+        on_devices,
+        ceiling_bytes=ceiling_bytes(expected, planned(expected)[0], machine_bytes),
+        basis=_basis(figure, on_host + on_devices, adapters),
+    )
     return room.on(devices) if policy.acceleration == "vulkan" else room
+
+
+def _basis(figure: Figure, planned: int, adapters: int) -> Basis:
+    need = figure.need
+    if need is None:
+        return Basis(figure.source, figure.certainty, None, None, None, planned - figure.total_bytes)
+    weights = need.weights + need.device_weights + adapters
+    context = need.context + need.device_context + need.checkpoints
+    margin = planned - figure.total_bytes - adapters
+    return Basis(
+        figure.source, figure.certainty, weights, context, figure.total_bytes + adapters - weights - context, margin
+    )

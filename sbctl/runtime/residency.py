@@ -65,6 +65,10 @@ class Residency:
     def holds(self, resident: Resident) -> bool:
         return resident in self._held
 
+    def room_of(self, resident: Resident) -> Room | None:
+        """What is set aside for it; None: nothing."""
+        return self._held.get(resident)
+
     async def take(self, resident: Resident, room: Room, *, waits: bool) -> Room:
         """A place, with its devices. `waits`: in the line, as long as somebody wants it; else at once, by unloading what is idle.
 

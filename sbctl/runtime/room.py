@@ -10,9 +10,23 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from sbctl.artifacts.formats.shape import Certainty
 from sbctl.base.display import format_bytes, plural
+from sbctl.engines.memory import Source
 
-__all__ = ["NOTHING", "Budget", "Room", "total"]
+__all__ = ["NOTHING", "Basis", "Budget", "Room", "total"]
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """How the bytes of one engine are known: `engines.memory.Figure`'s source and certainty, its parts where it was computed, and the margin."""
+
+    source: Source
+    certainty: Certainty
+    weight_bytes: int | None
+    context_bytes: int | None
+    other_bytes: int | None
+    margin_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +39,8 @@ class Room:
     devices: tuple[tuple[str, int], ...] = ()
     ceiling_bytes: int | None = field(default=None, compare=False)
     """Of the host's memory: what the one engine may have before the kernel ends it. No sum has one."""
+    basis: Basis | None = field(default=None, compare=False)
+    """No sum has one."""
 
     def __add__(self, other: Room) -> Room:
         return self._with(other, 1)

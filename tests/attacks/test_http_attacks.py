@@ -37,6 +37,7 @@ from sbctl.runtime.jobs import Jobs
 from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.listeners import PROBE_ROUTES, Listener, ListenerLimits, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
+from sbctl.runtime.processes import ProcessMemory
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.store import RuntimeStore
@@ -74,6 +75,7 @@ class Target:
         self.paths = node_paths(0, {"SBCTL_NODE_PREFIX": str(folder)})
         self.listeners: list[Listener | GatewayServer] = []
         self.admin_port = self.data_port = 0
+        self.seen: dict[Any, ProcessMemory] = {}
         self.cache_changes: dict[str, Any] = {}
         """How the host's cache is configured otherwise."""
 
@@ -92,6 +94,7 @@ class Target:
             weights=self._cache_calls,
             requests_per_minute=100_000,
             reach=Reach("127.0.0.1", self.admin_port),
+            seen=self.seen.get,
         ).app()
         await self._listen(Listener(self.admin, LIMITS), sock)
         sock = bind_tcp("127.0.0.1", 0)

@@ -37,7 +37,7 @@ def member(**changed: Any) -> DeploymentMember:
     return DeploymentMember(**{**given, **changed})
 
 
-@dataclass
+@dataclass(eq=False)
 class Engine:
     """As far as its memory is asked for."""
 
@@ -117,3 +117,12 @@ def test_a_damaged_file_is_no_memory(tmp_path: Path, content: bytes) -> None:
 async def test_the_file_is_plain_json_in_order(tmp_path: Path) -> None:
     await look(tmp_path, run(300 * MIB))
     assert json.loads((tmp_path / FILE_NAME).read_text()) == {"observed": [[run().key, 300 * MIB]]}
+
+
+async def test_what_an_engine_has_now_is_known_whatever_computes_it(tmp_path: Path) -> None:
+    observed = ObservedMemory(tmp_path, nobody)
+    on_device = Running(member(), None, cast("RunningEngine", Engine(300 * MIB)))
+    assert observed.seen(on_device.engine) is None
+    await observed.look([on_device])
+    assert observed.seen(on_device.engine) == ProcessMemory(0, 300 * MIB)
+    assert observed_memory(tmp_path) == {}, "a process that computes elsewhere does not say what a model takes"
