@@ -22,12 +22,14 @@ from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.ids import is_digest
 from sbctl.base.limits import MIB
 from sbctl.runtime.engine_host import RunningEngine
+from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
 from sbctl.runtime.processes import ProcessMemory
+from sbctl.runtime.provision import Provisioner
 from sbctl.runtime.replica_room import kind_of_process
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["FILE_NAME", "ObservedMemory", "Running", "observed_memory"]
+__all__ = ["FILE_NAME", "ObservedMemory", "Running", "observed_memory", "running_engines"]
 
 FILE_NAME: Final = "observed_memory.json"
 _FILE_MAX_BYTES: Final = MIB
@@ -111,3 +113,17 @@ class ObservedMemory:
                 self._state / FILE_NAME, canonical_json({"observed": [list(one) for one in self._known.items()]})
             )
             self._log.info("memory of engines", observed=json.dumps(list(self._known.values())[-8:]))
+
+
+async def running_engines(generations: Mapping[str, Generation], provisioner: Provisioner) -> list[Running]:
+    """Those that are ready; of what is computed on a device, or by a program whose version cannot be told, without one."""
+    found = []
+    for generation in tuple(generations.values()):
+        member = generation.member
+        ready = [replica.launched.engine for replica in generation.replicas if replica.launched is not None]
+        version = None
+        if ready and member.engine.acceleration == "cpu":
+            with contextlib.suppress(SbctlError):
+                version = member.engine.version or (await provisioner.check_engine(member)).version
+        found += [Running(member, version, engine) for engine in ready]
+    return found
