@@ -59,6 +59,7 @@ __all__ = [
 _ENVELOPE_FACTOR: Final = 2
 """A signed document with its certificates takes less than this times the document."""
 
+_SILENT: Final = "the cluster's store does not answer"
 _KEY: Final = re.compile(r"[A-Za-z0-9_=-]{1,400}(?:\.[A-Za-z0-9_=-]{1,64})?")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]")
 
@@ -221,9 +222,10 @@ def key_matches(prefix: str, key: str) -> bool:
 
 
 def store_unreachable(why: str) -> UnreachableError:
+    """`why` may be the message of another one."""
     return UnreachableError(
         "store.unreachable",
-        f"the cluster's store does not answer: {why}",
+        f"{_SILENT}: {why.removeprefix(f'{_SILENT}: ')}",
         next_step="what runs goes on; look at the authorities: sbctl status, systemctl status sbctl-store",
         retryable=True,
     )

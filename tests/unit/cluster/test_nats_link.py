@@ -11,7 +11,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from sbctl.base.errors import UnreachableError
 from sbctl.runtime.cluster.nats_link import Link, StoreServer
-from sbctl.runtime.cluster.store import Bucket
+from sbctl.runtime.cluster.store import Bucket, store_unreachable
 from sbctl.runtime.cluster.watching import WatchBuffer
 
 
@@ -52,3 +52,8 @@ async def test_a_client_that_closed_without_a_word_is_lost_with_the_next_questio
     with pytest.raises(UnreachableError):
         await QUESTIONS[question](link)
     assert (link.lost.is_set(), buffer.has_gap) == (closed, closed)
+
+
+def test_a_store_that_is_away_is_told_of_once_however_often_it_is_passed_on() -> None:
+    first = store_unreachable("a1 at 10.0.0.1:4222: refused")
+    assert store_unreachable(first.message).message == first.message
