@@ -15,7 +15,7 @@ from sbctl.base.errors import RefusedError
 from sbctl.runtime.generation import Generation
 from sbctl.trust.bundle import ApiKeyEntry, BundleContent, OriginMember
 
-__all__ = ["Caller", "RouteTable", "host_name", "is_loopback"]
+__all__ = ["Caller", "RouteTable", "host_name", "is_loopback", "unknown_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class RouteTable:
         name = model or origin.default_model or (next(iter(origin.models)) if len(origin.models) == 1 else None)
         deployment = instead or (origin.models.get(name) if name is not None else None)
         if name is None or deployment is None:
-            raise RefusedError("unknown_model", "this model is not served here: GET /v1/models lists those that are")
+            raise unknown_model()
         return name, deployment
 
     def resolve(self, origin: OriginMember, model: str | None, *, instead: str | None = None) -> tuple[str, Generation]:
@@ -115,5 +115,14 @@ class RouteTable:
         name, deployment = self.named(origin, model, instead=instead)
         generation = self.generations.get(deployment)
         if generation is None:
-            raise RefusedError("unknown_model", "this model is not served here: GET /v1/models lists those that are")
+            raise unknown_model()
         return name, generation
+
+
+def unknown_model() -> RefusedError:
+    """Without its name: whoever asks knows it."""
+    return RefusedError(
+        "unknown_model",
+        "this model is not served here: GET /v1/models lists those that are",
+        detail={"param": "model"},
+    )

@@ -82,7 +82,9 @@ def json_answer(document: Any, *, status: int = 200, headers: Mapping[str, str] 
 
 
 def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
-    """`code` is stable; `sbproxy_reason` is the finer reason behind it; the message never holds a host, port, path or engine output."""
+    """`code` is stable; `sbproxy_reason` is the finer reason behind it; `param` the field of the request that is meant, where one is. The message never
+    holds a host, port, path or engine output.
+    """
     code, reason = public_code(error), error.code
     status = HTTP_STATUS.status(code)
     message = error.message if code == error.code and status < 500 else _message(code)
@@ -90,7 +92,7 @@ def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
         "error": {
             "message": message,
             "type": _TYPES.get(status, "managed_model_error"),
-            "param": None,
+            "param": error.detail.get("param") if code == error.code else None,
             "code": code,
             "sbproxy_reason": reason,
             "request_id": request_id,

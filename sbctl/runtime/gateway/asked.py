@@ -15,7 +15,15 @@ from sbctl.base import strict_json
 from sbctl.base.errors import InputError
 from sbctl.base.limits import DATA_BODY_MAX_BYTES
 from sbctl.base.strict_json import Member
-from sbctl.runtime.gateway.fields import DROPPED, PROMPT_FIELD, check_field, check_items, prompt_texts
+from sbctl.runtime.gateway.fields import (
+    DROPPED,
+    PROMPT_FIELD,
+    check_field,
+    check_items,
+    missing_field,
+    prompt_texts,
+    refused_field,
+)
 from sbctl.runtime.gateway.surface import Kind
 
 __all__ = ["Asked", "read_asked"]
@@ -28,6 +36,7 @@ _BOUND: Final[Mapping[Kind, str]] = {
 _OURS: Final = frozenset(
     {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens"}
 )
+_BOUND_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _CHARS_A_TOKEN_MAX: Final = 16
 """No text of people or programs has longer tokens on average: beyond this a prompt is too long whatever the tokenizer."""
 
@@ -74,14 +83,20 @@ class Asked:
         """Raises InputError `invalid_request` for more tokens than the context has, `context_length_exceeded` for a prompt that cannot fit."""
         asked = self.tokens_asked
         if asked is not None and asked > context_length:
-            raise InputError("invalid_request", f"at most {context_length} tokens: that is the model's whole context")
+            raise refused_field(
+                f"at most {context_length} tokens: that is the model's whole context", self._bound_field
+            )
         if prompt_chars > context_length * _CHARS_A_TOKEN_MAX:
-            raise too_long(context_length)
+            raise too_long(context_length, self.kind)
+
+    @property
+    def _bound_field(self) -> str:
+        return next((name for name in _BOUND_FIELDS if self.value(name) is not None), _BOUND_FIELDS[0])
 
     @property
     def tokens_asked(self) -> int | None:
         """How many the caller wants at most."""
-        for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        for name in _BOUND_FIELDS:
             if (value := self.value(name)) is not None:
                 return int(value)
         return None
@@ -116,9 +131,11 @@ class Asked:
         return "".join(parts).encode()
 
 
-def too_long(context_length: int) -> InputError:
+def too_long(context_length: int, kind: Kind) -> InputError:
     return InputError(
-        "context_length_exceeded", f"the prompt is longer than the model's context of {context_length} tokens"
+        "context_length_exceeded",
+        f"the prompt is longer than the model's context of {context_length} tokens",
+        detail={"param": PROMPT_FIELD[kind]},
     )
 
 
@@ -142,6 +159,6 @@ def read_asked(data: bytes, kind: Kind) -> Asked:
         members[name] = member
     prompt = members.get(PROMPT_FIELD[kind])
     if prompt is None:
-        raise InputError("invalid_request", f'"{PROMPT_FIELD[kind]}" is missing')
+        raise missing_field(PROMPT_FIELD[kind])
     check_items(kind, prompt.value)
     return Asked(kind, text, members)

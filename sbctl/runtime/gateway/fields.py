@@ -6,11 +6,12 @@ OpenAI API that only its own service can use is dropped; one with the value null
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import InputError
+from sbctl.base.suggest import did_you_mean
 from sbctl.runtime.gateway.checks import (
     NAME_MAX_CHARS,
     TOKENS_MAX,
@@ -32,7 +33,7 @@ from sbctl.runtime.gateway.checks import (
 )
 from sbctl.runtime.gateway.surface import Kind
 
-__all__ = ["DROPPED", "PROMPT_FIELD", "check_field", "check_items", "prompt_texts"]
+__all__ = ["DROPPED", "PROMPT_FIELD", "check_field", "check_items", "missing_field", "prompt_texts", "refused_field"]
 
 _MESSAGES_MAX: Final = 4096
 _TEXTS_MAX: Final = 64
@@ -182,17 +183,30 @@ _ITEM_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal", 
 _a_name: Final = a_text(NAME_MAX_CHARS)
 
 
-def _refuse(message: str) -> InputError:
-    return InputError("invalid_request", message)
+def refused_field(message: str, param: str) -> InputError:
+    """`param` is the field as OpenAI's clients read it: `temperature`, `messages[2].role`."""
+    return InputError("invalid_request", message, detail={"param": param})
+
+
+def missing_field(name: str) -> InputError:
+    return refused_field(f'"{name}" is missing', name)
+
+
+def _unknown(name: str, known: Collection[str], param: str, where: str = "") -> InputError:
+    near = did_you_mean(name, known)
+    told = f'{where}"{display_safe(name, max_chars=64)}" is not accepted' + (
+        f', did you mean "{near}"?' if near else ""
+    )
+    return refused_field(told, display_safe(param, max_chars=128))
 
 
 def check_field(kind: Kind, name: str, value: Any) -> None:
     """Raises InputError `invalid_request`, which names the field."""
     check = _a_name if name == "model" else _ACCEPTED[kind].get(name)
     if check is None:
-        raise _refuse(f'"{display_safe(name, max_chars=64)}" is not accepted')
+        raise _unknown(name, (*_ACCEPTED[kind], "model"), name)
     if not check(value):
-        raise _refuse(f'"{name}" has a value outside what is accepted')
+        raise refused_field(f'"{name}" has a value outside what is accepted', name)
 
 
 def check_items(kind: Kind, prompt: Any) -> None:
@@ -211,42 +225,42 @@ def _is_one_of(value: Any, known: frozenset[str]) -> bool:
 
 def _check_message(where: str, message: Any) -> None:
     if not isinstance(message, dict) or not _is_one_of(message.get("role"), _ROLES):
-        raise _refuse(f"{where} needs a role: {', '.join(sorted(_ROLES))}")
+        raise refused_field(f"{where} needs a role: {', '.join(sorted(_ROLES))}", f"{where}.role")
     _check_members(where, message, _MESSAGE_FIELDS)
     _check_content(f"{where}.content", message.get("content"), frozenset({"text"}))
     for field in ("name", "tool_call_id"):
         if message.get(field) is not None and not _a_name(message[field]):
-            raise _refuse(f"{where}.{field} is a short text")
+            raise refused_field(f"{where}.{field} is a short text", f"{where}.{field}")
     if message.get("tool_calls") is not None and not isinstance(message["tool_calls"], list):
-        raise _refuse(f"{where}.tool_calls is a list")
+        raise refused_field(f"{where}.tool_calls is a list", f"{where}.tool_calls")
 
 
 def _check_item(where: str, item: Any) -> None:
     if not isinstance(item, dict) or not _is_one_of(item.get("type", "message"), _ITEM_TYPES):
-        raise _refuse(f"{where} is one of: {', '.join(sorted(_ITEM_TYPES))}")
+        raise refused_field(f"{where} is one of: {', '.join(sorted(_ITEM_TYPES))}", f"{where}.type")
     _check_members(where, item, _ITEM_FIELDS)
     if item.get("type", "message") == "message" and not _is_one_of(item.get("role"), _ROLES):
-        raise _refuse(f"{where} needs a role: {', '.join(sorted(_ROLES))}")
+        raise refused_field(f"{where} needs a role: {', '.join(sorted(_ROLES))}", f"{where}.role")
     _check_content(f"{where}.content", item.get("content"), _ITEM_PARTS)
     if item.get("output") is not None and not isinstance(item["output"], str):
-        raise _refuse(f"{where}.output is a text")
+        raise refused_field(f"{where}.output is a text", f"{where}.output")
 
 
 def _check_members(where: str, part: Mapping[str, Any], accepted: frozenset[str]) -> None:
     if not accepted.issuperset(part):
         unknown = min(set(part) - accepted)
-        raise _refuse(f"{where} has a field that is not accepted: {display_safe(unknown, max_chars=64)}")
+        raise _unknown(unknown, accepted, f"{where}.{unknown}", f"{where}: ")
 
 
 def _check_content(where: str, content: Any, types: frozenset[str]) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise _refuse(f"{where} is a text or a list of text parts")
+        raise refused_field(f"{where} is a text or a list of text parts", where)
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in types or not isinstance(part.get("refusal" if kind == "refusal" else "text"), str):
-            raise _refuse(f"{where}: this model takes text parts only; nothing is fetched from an address")
+            raise refused_field(f"{where}: this model takes text parts only; nothing is fetched from an address", where)
 
 
 def prompt_texts(kind: Kind, prompt: Any) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbctl.base.errors import InputError
-from sbctl.runtime.gateway.fields import PROMPT_FIELD, check_field
+from sbctl.runtime.gateway.fields import PROMPT_FIELD, check_field, missing_field
 from sbctl.runtime.gateway.surface import Kind
 
 __all__ = ["AskedForm", "read_form"]
@@ -87,7 +87,7 @@ def read_form(data: bytes, content_type: str, kind: Kind) -> AskedForm:
             fields[name] = _text(content)
             check_field(kind, name, fields[name])
     if file is None:
-        raise InputError("invalid_request", f'"{PROMPT_FIELD[kind]}" is missing')
+        raise missing_field(PROMPT_FIELD[kind])
     return AskedForm(kind, fields, file, suffix)
 
 

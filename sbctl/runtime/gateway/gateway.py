@@ -141,7 +141,7 @@ class Gateway:
             return json_answer({"object": "list", "data": list(rows.values())})
         row = rows.get(_model_of(head.path) or "")
         if row is None:
-            raise RefusedError("unknown_model", "this model is not served here: GET /v1/models lists those that are")
+            raise routes.unknown_model()
         return json_answer(row)
 
     def _rows(self, table: routes.RouteTable, origin: OriginMember, caller: routes.Caller) -> dict[str, dict[str, Any]]:
@@ -295,7 +295,7 @@ class Gateway:
             request.served = request.generation = generation
             request.stand_ins = stand_ins(origin, request)
             if not request.caller.may_use(request.name):
-                raise RefusedError("model_not_allowed", "this key may not use this model")
+                raise RefusedError("model_not_allowed", "this key may not use this model", detail={"param": "model"})
             await self._check_fit(request, generation)
             try:
                 lease = await generation.admit(request.priority, avoid=request.failed)
@@ -312,7 +312,8 @@ class Gateway:
         """Whether the model does that at all, and whether the prompt can fit: what cannot is refused before it takes anybody's place."""
         member, asked = served.member, request.asked
         if str(member.mode) != request.operation.mode:
-            raise InputError("modality_mismatch", f"this model does not answer {request.operation.path}")
+            told = f"this model does not answer {request.operation.path}"
+            raise InputError("modality_mismatch", told, detail={"param": "model"})
         if isinstance(asked, AskedForm):
             return
         prompt_chars = asked.prompt_chars
@@ -322,7 +323,7 @@ class Gateway:
             if ready is not None:
                 tokens = await ready.client.count_tokens(max(asked.prompts(), key=len))
                 if tokens is not None and tokens > member.context_length:
-                    raise too_long(member.context_length)
+                    raise too_long(member.context_length, asked.kind)
 
     async def _ask_replica(self, request: Request, lease: Lease) -> Relay:
         """Raises EngineError `upstream_failed` and what the engine refuses with, always before the first byte of an answer."""

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbctl.base.errors import InputError
+from sbctl.base.errors import HostError, InputError
+from sbctl.runtime.gateway.answers import error_document
 from sbctl.runtime.gateway.asked import read_asked
 from sbctl.runtime.gateway.form import read_form
 from sbctl.runtime.gateway.surface import SURFACE, Kind, capabilities
+from sbctl.runtime.routes import unknown_model
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -330,3 +332,33 @@ def test_a_form_goes_on_with_listed_parts_and_our_boundary() -> None:
 def test_G21_a_form_that_is_not_plain_is_refused(data: bytes, content_type: str) -> None:
     with pytest.raises(InputError):
         read_form(data, content_type, "transcription")
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "param", "said"),
+    [
+        ("chat", {**CHAT, "max_token": 5}, "max_token", 'did you mean "max_tokens"?'),
+        ("chat", {**CHAT, "slot\x1b[0m": 1}, "slot\\x1b[0m", "is not accepted"),
+        ("chat", {**CHAT, "temperature": 9}, "temperature", "outside"),
+        ("chat", {**CHAT, "max_tokens": 101}, "max_tokens", "whole context"),
+        ("chat", {}, "messages", "is missing"),
+        ("chat", {"messages": [{"role": "user"}, {"role": "root"}]}, "messages[1].role", "needs a role"),
+        ("chat", {"messages": [{"role": "user", "conten": ""}]}, "messages[0].conten", 'did you mean "content"?'),
+        ("chat", {"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "longer than"),
+        ("responses", {"input": [{"type": "computer_call"}]}, "input[0].type", "is one of"),
+        ("rerank", {"query": "q", "documents": "d"}, "documents", "outside"),
+    ],
+)
+def test_a_refusal_names_the_field_as_clients_read_it(
+    kind: Kind, document: dict[str, Any], param: str, said: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        _sent(document, kind)
+    assert said in caught.value.message
+    assert error_document(caught.value, "r")["error"]["param"] == param
+
+
+def test_what_a_caller_did_not_do_wrong_names_no_field() -> None:
+    hidden = HostError("engine_spawn_failed", "no", detail={"param": "/opt/engine"})
+    assert error_document(hidden, "r")["error"]["param"] is None
+    assert error_document(unknown_model(), "r")["error"]["param"] == "model"
