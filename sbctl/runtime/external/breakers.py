@@ -29,12 +29,14 @@ class Breaker:
 
     def admits(self, now_s: float) -> bool:
         """Whether to ask now. After a rest only one request is let through until it reports back."""
-        if self._failures < _FAILURES_MAX:
-            return True
-        if now_s < self._until_s or self._tried:
+        if self.rests(now_s):
             return False
-        self._tried = True
+        self._tried = self._failures >= _FAILURES_MAX
         return True
+
+    def rests(self, now_s: float) -> bool:
+        """Whether a request would not be let through now; asking changes nothing."""
+        return self._failures >= _FAILURES_MAX and (now_s < self._until_s or self._tried)
 
     def succeeded(self) -> None:
         """It answered, whatever it said."""

@@ -72,6 +72,11 @@ class ExternalProviders:
         for desk in self._desks.values():
             desk.renew(key)
 
+    def may_answer(self, member: ExternalMember) -> bool:
+        """Whether it would be asked now: it is not left alone, and one of its keys does not rest."""
+        desk, now_s = self._desks.get((member.base_url, member.keys)), asyncio.get_running_loop().time()
+        return desk is None or (bool(desk.keys(now_s)) and not desk.breaker.rests(now_s))
+
     async def ask(self, member: ExternalMember, question: Question) -> Relay:
         """The relay of an answer that has begun and ended.
 

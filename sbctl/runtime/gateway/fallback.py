@@ -37,6 +37,10 @@ class Externals(Protocol):
         """Raises InputError for what the caller did wrong, EngineError `upstream_failed` when this provider cannot answer now."""
         ...
 
+    def may_answer(self, member: ExternalMember) -> bool:
+        """Whether it would be asked now: it is not left alone, and one of its keys does not rest."""
+        ...
+
 
 def is_our_fault(error: SbctlError) -> bool:
     return HTTP_STATUS.status(public_code(error)) >= 500

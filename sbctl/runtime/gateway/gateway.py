@@ -13,7 +13,7 @@ import itertools
 import secrets
 import traceback
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from urllib.parse import unquote
 
 from sbctl.base.errors import HTTP_STATUS, EngineError, InputError, RefusedError, SbctlError
@@ -35,7 +35,7 @@ from sbctl.runtime.gateway.fallback import (
 )
 from sbctl.runtime.gateway.form import AskedForm, read_form
 from sbctl.runtime.gateway.head import RequestHead
-from sbctl.runtime.gateway.models import cold_deployments, model_rows
+from sbctl.runtime.gateway.models import Look, cold_deployments, look_at, model_rows
 from sbctl.runtime.gateway.ports import Desired, Keys, Meter, Outcome, Served
 from sbctl.runtime.gateway.relay import BytesRelay, DocumentRelay, Relay, StreamRelay, WholeRelay
 from sbctl.runtime.gateway.request import Request
@@ -44,7 +44,7 @@ from sbctl.runtime.gateway.upstream import request_head
 from sbctl.runtime.generation import Lease
 from sbctl.runtime.log import get_log
 from sbctl.runtime.replica import Replica
-from sbctl.trust.bundle import ExternalMember, LocalStandIn, OriginMember
+from sbctl.trust.bundle import DeploymentMember, ExternalMember, LocalStandIn
 
 __all__ = ["Gateway"]
 
@@ -136,7 +136,13 @@ class Gateway:
             return self._health(head.path)
         table = self._desired.routes
         origin = table.origin(head.text(b"host") or "", bound_to_loopback=self._on_loopback)
-        rows = self._rows(table, origin, self._caller(head))
+        no_training = disallows_training(head)
+        rows = model_rows(
+            origin,
+            self._caller(head),
+            lambda deployment: self._look(table, deployment),
+            lambda member: (member.no_prompt_training or not no_training) and self._externals.may_answer(member),
+        )
         if head.path in MODELS_PATHS:
             return json_answer({"object": "list", "data": list(rows.values())})
         row = rows.get(_model_of(head.path) or "")
@@ -144,9 +150,9 @@ class Gateway:
             raise routes.unknown_model()
         return json_answer(row)
 
-    def _rows(self, table: routes.RouteTable, origin: OriginMember, caller: routes.Caller) -> dict[str, dict[str, Any]]:
-        """What is served, as this caller may know it."""
-        return model_rows(table, origin, caller)
+    def _look(self, table: routes.RouteTable, deployment: str) -> tuple[DeploymentMember, Look] | None:
+        """Who may answer for a deployment, as they are now."""
+        return look_at(table.generations.get(deployment))
 
     def _health(self, path: str) -> Answer:
         """/livez and /healthz: the process answers. /readyz and /health: every deployment that should be warm is ready,

@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from sbctl.base.errors import EngineError, RefusedError
 from sbctl.runtime import routes
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.fallback import Externals, stand_ins
 from sbctl.runtime.gateway.gateway import Gateway, RouteClass
-from sbctl.runtime.gateway.models import Availability, described_model
+from sbctl.runtime.gateway.models import Availability, Look
 from sbctl.runtime.gateway.ports import Desired, Keys, Meter
 from sbctl.runtime.gateway.relay import Relay
 from sbctl.runtime.gateway.request import Request
 from sbctl.runtime.peer.dispatch import ClusterRequest, Directory, Dispatcher, prefix_of
 from sbctl.runtime.peer.envelope import Errand
 from sbctl.runtime.replica import Replica
-from sbctl.trust.bundle import DeploymentMember, OriginMember
+from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Cluster", "ClusterGateway"]
 
@@ -105,11 +105,11 @@ class ClusterGateway(Gateway):
         request.name, deployment = table.named(origin, request.asked.model, instead=request.instead)
         member = self._cluster.member(deployment)
         if member is None:
-            raise RefusedError("unknown_model", "this model is not served here: GET /v1/models lists those that are")
+            raise routes.unknown_model()
         served = request.served = _Elsewhere(deployment, member)
         request.stand_ins = stand_ins(origin, request)
         if not request.caller.may_use(request.name):
-            raise RefusedError("model_not_allowed", "this key may not use this model")
+            raise RefusedError("model_not_allowed", "this key may not use this model", detail={"param": "model"})
         return served
 
     async def _ask_here(self, request: Request, served: _Elsewhere) -> Relay:
@@ -144,26 +144,16 @@ class ClusterGateway(Gateway):
         relay = request.relay = self._new_relay(request, route, _nothing)
         return relay
 
-    def _rows(
-        self,
-        table: routes.RouteTable,
-        origin: OriginMember,
-        caller: routes.Caller,
-    ) -> dict[str, dict[str, Any]]:
+    def _look(self, table: routes.RouteTable, deployment: str) -> tuple[DeploymentMember, Look] | None:
         if not self._cluster.is_known:
-            return super()._rows(table, origin, caller)
-        rows = {}
-        for name, deployment in sorted(origin.models.items()):
-            member = self._cluster.member(deployment)
-            if member is not None and caller.may_use(name):
-                rows[name] = self._row(name, deployment, member)
-        return rows
-
-    def _row(self, name: str, deployment: str, member: DeploymentMember) -> dict[str, Any]:
+            return super()._look(table, deployment)
+        member = self._cluster.member(deployment)
+        if member is None:
+            return None
         found = self._cluster.selection(deployment).candidates
         ready = sum(candidate.replicas for candidate in found if candidate.state == "ready")
         state: Availability = "ready" if ready else "cold" if found else "unavailable"
-        return described_model(name, member, state=state, ready=ready, desired=member.replicas)
+        return member, Look(state, member.cold_start == "wait", ready, member.replicas)
 
 
 def _nothing() -> None:
