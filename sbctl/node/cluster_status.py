@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ClusterStatus", "PlacedRow", "RejectionRow", "ReplicaRow", "StatusDeployment", "StatusNode", "StatusStore"]
+__all__ = [
+    "ClusterStatus",
+    "PlacedRow",
+    "RejectionRow",
+    "ReplicaRow",
+    "StatusAction",
+    "StatusDeployment",
+    "StatusNode",
+    "StatusStore",
+]
 
 
 class _Told(BaseModel):
@@ -47,6 +56,7 @@ class StatusNode(_Told):
     snapshot_age_ms: int | None = None
     model_eligible: bool = False
     removed: bool = False
+    evacuating: bool = False
     authority_stale: bool = False
     roles: tuple[str, ...] = ()
     model_endpoint: str | None = None
@@ -65,6 +75,17 @@ class RejectionRow(_Told):
     reason: str
     variant: str = ""
     facts: dict[str, int | str] = Field(default_factory=dict)
+
+
+class StatusAction(_Told):
+    """What an operator asked, and is in force."""
+
+    action: str
+    subject: str
+    by: str = ""
+    reason: str = ""
+    authority: str = ""
+    at_unix_ms: int = 0
 
 
 class StatusDeployment(_Told):
@@ -99,6 +120,7 @@ class ClusterStatus(_Told):
     deployments: tuple[StatusDeployment, ...] = ()
     nodes: tuple[StatusNode, ...] = ()
     store: StatusStore = StatusStore()
+    actions: tuple[StatusAction, ...] = ()
     local_problems: dict[str, str] = Field(default_factory=dict)
     is_authority: bool = False
     is_lease_holder: bool = False

@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.scrypt import SCRYPT_PATTERN
+from sbctl.node.cluster_actions import ClusterAct
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.node.cluster_messages import ClusterPublish
 from sbctl.node.egress_messages import EgressCheck
@@ -112,6 +113,7 @@ class Method(StrEnum):
     BUNDLE_CLEAR = "bundle.clear"
     CLUSTER_PUBLISH = "cluster.publish"
     CLUSTER_STATUS = "cluster.status"
+    CLUSTER_ACT = "cluster.act"
     DEPLOYMENT_ACTION = "deployment.action"
     LOGS_READ = "logs.read"
     EVENTS_READ = "events.read"
@@ -469,6 +471,7 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.BLOB_FETCH: BlobFetch,
     Method.BUNDLE_APPLY: BundleApply,
     Method.CLUSTER_PUBLISH: ClusterPublish,
+    Method.CLUSTER_ACT: ClusterAct,
     Method.DEPLOYMENT_ACTION: DeploymentAction,
     Method.AUDIT_VERIFY: AuditVerify,
     Method.LOGS_READ: LogsRead,

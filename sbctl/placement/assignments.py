@@ -28,6 +28,8 @@ class Assignment:
     member_digest: str
     places: tuple[Place, ...]
     deadline_ms: int | None = None
+    tried: int = 0
+    """The number of the wish to try it again that is followed."""
 
 
 def assignments(plan: PlacementPlan, view: ClusterView) -> dict[str, tuple[Assignment, ...]]:
@@ -43,7 +45,8 @@ def assignments(plan: PlacementPlan, view: ClusterView) -> dict[str, tuple[Assig
     for name, placed in sorted(plan.deployments.items()):
         for phase, deadline, place in _told(placed):
             digests = place.variant, place.artifact_digest, place.member_digest
-            head = Assignment(name, place.generation, phase, *digests, places=(), deadline_ms=deadline)
+            tried = placed.tried if phase == "start" else 0
+            head = Assignment(name, place.generation, phase, *digests, places=(), deadline_ms=deadline, tried=tried)
             parts.setdefault(place.node_id, {}).setdefault(head, []).append(place)
     return {node_id: tuple(_joined(found)) for node_id, found in sorted(parts.items())}
 

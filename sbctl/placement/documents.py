@@ -137,6 +137,7 @@ def assignment_document(node_id: str, parts: Iterable[Assignment], head: Head) -
             member_digest=part.member_digest,
             replicas=replicas,
             handoff_deadline_unix_ms=part.deadline_ms,
+            tried_again=part.tried,
         )
         deployments.setdefault(part.deployment, []).append(assigned)
     found = {name: tuple(several) for name, several in sorted(deployments.items())}

@@ -67,16 +67,12 @@ def reconcile(
     policy: PlacementPolicy = DEFAULT_POLICY,
     confirmed_losses: Collection[str] = (),
     tried_again: Mapping[str, int] = MappingProxyType({}),
-    offered: Collection[str] = (),
 ) -> PlacementPlan:
     """The next plan. `mark` must grow from one evaluation to the next.
 
     `confirmed_losses`: nodes that an operator says are gone. `tried_again`: deployments whose rollout he wants begun once more, with a
-    deadline of its own, though nothing in them changed, and the number of that wish, which is followed once. `offered`: nodes that he wants to take over what they would win, as if they had just
-    joined.
+    deadline of its own, though nothing in them changed, and the number of that wish, which is followed once.
     """
-    if offered:
-        prior = replace(prior, settled=prior.settled - frozenset(offered))
     view = replace(view, nodes={name: node for name, node in view.nodes.items() if name not in view.removed})
     if missing := _waits_for(view, prior, policy, now_ms):
         return replace(prior, waits_for=missing)
@@ -296,8 +292,9 @@ def _newcomers(fleet: Fleet, view: ClusterView, prior: PlacementPlan, liveness: 
 def _settled(fleet: Fleet, prior: PlacementPlan, joined: frozenset[str], *, unfinished: bool) -> frozenset[str]:
     if _is_first(prior):
         return frozenset(name for name in fleet.ids if fleet.is_open(name))
-    lost = {name for name, loss in fleet.losses.items() if loss.state == "lost"}
-    return (prior.settled & fleet.by_id.keys()) - lost | (frozenset() if unfinished else joined)
+    away = {name for name, loss in fleet.losses.items() if loss.state == "lost"}
+    away |= {name for name, node in fleet.by_id.items() if node.drain == "evacuate"}
+    return (prior.settled & fleet.by_id.keys()) - away | (frozenset() if unfinished else joined)
 
 
 def _moving(prior: PlacementPlan) -> int:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
-from sbctl.base.errors import RefusedError
-from sbctl.base.limits import BUNDLE_ENVELOPE_MAX_BYTES
+from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.limits import BUNDLE_ENVELOPE_MAX_BYTES, KIB
+from sbctl.node.cluster_actions import REASON_MAX_CHARS, ActionName
+from sbctl.runtime.actor import ACTING
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.listeners import json_headers, read_body
 
 __all__ = ["AdminCluster", "ClusterView"]
+
+_REASON_BODY_MAX_BYTES: Final = 4 * KIB
 
 
 class ClusterView(Protocol):
@@ -36,6 +40,14 @@ class ClusterView(Protocol):
 
     async def publish(self, envelope: str) -> tuple[int, dict[str, Any]]:
         """Status and body. Raises RefusedError `deployment_authority_read_only`, SbctlError `store_failed` before anything began."""
+        ...
+
+    async def actions(self) -> dict[str, Any]:
+        """What operators asked, and is in force. Raises RefusedError `deployment_authority_read_only`."""
+        ...
+
+    async def act(self, action: ActionName, subject: str, *, by: str, reason: str) -> tuple[int, dict[str, Any]]:
+        """Status and body. Raises as `ClusterAct` says."""
         ...
 
 
@@ -70,6 +82,32 @@ class AdminCluster:
         body = await read_body(request, max_bytes=BUNDLE_ENVELOPE_MAX_BYTES)
         self._guard.parse(body, max_bytes=BUNDLE_ENVELOPE_MAX_BYTES)
         status, document = await view.publish(body.decode("utf-8"))
+        return _json(document, status)
+
+    async def actions(self, _request: web.Request) -> web.Response:
+        return _json(await self._known().actions())
+
+    async def evacuate(self, request: web.Request) -> web.Response:
+        return await self._act(request, "evacuate", request.match_info["node"])
+
+    async def restore(self, request: web.Request) -> web.Response:
+        return await self._act(request, "restore", request.match_info["node"])
+
+    async def confirm_lost(self, request: web.Request) -> web.Response:
+        return await self._act(request, "confirm_lost", request.match_info["node"])
+
+    async def retry(self, request: web.Request) -> web.Response:
+        return await self._act(request, "retry", request.match_info["deployment"])
+
+    async def _act(self, request: web.Request, action: ActionName, subject: str) -> web.Response:
+        view = self._known()
+        body = self._guard.parse(await read_body(request, max_bytes=_REASON_BODY_MAX_BYTES) or b"{}")
+        reason = body.get("reason", "")
+        if not isinstance(reason, str) or len(reason) > REASON_MAX_CHARS or set(body) - {"reason"}:
+            raise InputError(
+                "invalid_body", f'the body is {{}} or {{"reason": "<at most {REASON_MAX_CHARS} characters>"}}'
+            )
+        status, document = await view.act(action, subject, by=ACTING.get().name, reason=reason)
         return _json(document, status)
 
     def _known(self) -> ClusterView:

@@ -36,6 +36,12 @@ def _action(name: str, summary: str) -> Route:
     return Route("POST", f"{PREFIX}/{name}", "act", "admin", summary, ((202, "Queued"),), "Asked")
 
 
+def _cluster_action(path: str, handler: str, summary: str) -> Route:
+    said = f"{summary}. Body: `{{}}` or `{{reason}}`; asked again it is the same. At an authority; 403 elsewhere, 503 without the store"
+    answers = ((200, "ClusterActed"), (202, "ClusterActed"))
+    return Route("POST", f"/admin/cluster/{path}", handler, "admin", said, answers, "ClusterReason")
+
+
 ROUTES: Final = (
     _probe("/health", "200 when every deployment with `warm: true` is ready, else 503"),
     _probe("/readyz", "the same"),
@@ -189,6 +195,31 @@ ROUTES: Final = (
         "read_only",
         "where the lease-holder placed one deployment, how far its rollout is, and why other nodes got nothing",
         ((200, "ClusterPlacement"),),
+    ),
+    Route(
+        "GET",
+        "/admin/cluster/actions",
+        "cluster_actions",
+        "read_only",
+        "what operators asked beside the bundle, and is in force: evacuations, confirmed losses, rollouts to be tried again. At an authority",
+        ((200, "ClusterActions"),),
+    ),
+    _cluster_action(
+        "nodes/{node}/evacuate",
+        "evacuate_node",
+        "the node gets nothing new, and what it runs is placed elsewhere; it serves until that is ready. Holds until `restore`",
+    ),
+    _cluster_action("nodes/{node}/restore", "restore_node", "take an evacuation back"),
+    _cluster_action(
+        "nodes/{node}/confirm-lost",
+        "confirm_lost_node",
+        "the node is gone for good: what it ran is placed elsewhere now, whatever holds that back; 409 `node_is_heard` while it is heard. "
+        "Over when the node is heard again",
+    ),
+    _cluster_action(
+        "deployments/{deployment}/retry",
+        "retry_deployment",
+        "a rollout that failed, or was not ready in time, is begun once more; 409 `nothing_to_retry` for any other",
     ),
     Route(
         "GET",

@@ -151,6 +151,17 @@ _SIZES: Final[dict[str, Any]] = {"total_bytes": _COUNT, "used_bytes": _COUNT, "f
 _DEVICE: Final = _object(index=_COUNT, name=_TEXT, accelerator=_TEXT, **_SIZES)
 _HOLDING: Final = _object(model=_TEXT, variant=_TEXT, artifact_digest=_TEXT, ready_on=_list(_TEXT))
 
+_ACTION_NAME: Final = {"enum": ["confirm_lost", "retry", "evacuate", "restore"]}
+_CLUSTER_ACTION: Final = _object(
+    action=_ACTION_NAME,
+    subject=_TEXT,
+    number=_COUNT,
+    by=_TEXT,
+    reason=_TEXT,
+    authority=_TEXT,
+    at_unix_ms=_COUNT,
+)
+
 SCHEMAS: Final[dict[str, Any]] = {
     "Health": _object(status={"enum": ["ok", "unavailable"]}),
     "Status": _object(
@@ -278,6 +289,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             server=_or_null(_TEXT),
             problem=_or_null(_TEXT),
         ),
+        actions=_list(_CLUSTER_ACTION),
         local_problems={"type": "object", "additionalProperties": _TEXT},
         is_authority=_FLAG,
         is_lease_holder=_FLAG,
@@ -330,6 +342,23 @@ SCHEMAS: Final[dict[str, Any]] = {
     "ClusterMetrics": _object(
         schema_version=_VERSION, nodes=_COUNT, metrics={"type": "object", "additionalProperties": _COUNT}
     ),
+    "ClusterActions": _object(schema_version=_VERSION, actions=_list(_CLUSTER_ACTION)),
+    "ClusterActed": _object(
+        schema_version=_VERSION,
+        action=_ACTION_NAME,
+        subject=_TEXT,
+        changed=_FLAG,
+        number=_COUNT,
+        by=_TEXT,
+        reason=_TEXT,
+        authority=_TEXT,
+        at_unix_ms=_COUNT,
+    ),
+    "ClusterReason": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"reason": {"type": "string", "maxLength": 256}},
+    },
     "Model": {
         "type": "object",
         "required": ["id", "object"],

@@ -16,6 +16,7 @@ from sbctl.base.errors import ExitCode, SbctlError
 from sbctl.node.cluster_status import ClusterStatus, RejectionRow, StatusDeployment, StatusNode
 from sbctl.placement.explain import refusal_text, rollout_text
 from sbctl.placement.model import Refusal, RefusalReason, Rollout
+from sbctl.views.cluster_action_views import action_text
 from sbctl.views.layout import joined, safe, sentence
 from sbctl.views.tables import Column, render_fields, render_rows
 
@@ -25,6 +26,7 @@ _HEALTH_STYLES: Final = {"healthy": "green", "degraded": "yellow", "unhealthy": 
 _BAD_PHASES: Final = frozenset({"timed_out", "no_room", "restoring", "restored"})
 _REASONS_SHOWN: Final = 4
 _NODES_NAMED: Final = 3
+_ACTIONS_SHOWN: Final = 8
 _NODES_SHOWN: Final = 200
 """Rows of a table that a person reads; who is not well is among them first, and JSON has all."""
 
@@ -81,7 +83,7 @@ def _store_alerts(status: ClusterStatus) -> Iterator[str]:
             "nothing is placed or published; sbctl status shows each store"
         )
     if status.brake:
-        yield f"placement holds back: {status.brake}; who is gone for good: sbctl cluster revoke NODE, then sbctl apply"
+        yield f"placement holds back: {status.brake}; who is gone for good: sbctl cluster confirm-lost NODE"
     if status.problem:
         yield f"{status.local_node_id}: {status.problem}"
     for what, why in sorted(status.local_problems.items()):
@@ -102,7 +104,8 @@ def _deployment_alerts(one: StatusDeployment) -> Iterator[str]:
         reasons = "; ".join(_rejections(one)) or "no worker is known that could take it"
         yield f"{one.deployment_id}: no place for {count}: {reasons}"
     if one.timed_out or one.phase in _BAD_PHASES:
-        yield f"{one.deployment_id}: generation {one.generation} {_phase(one)}"
+        again = f"; once it is mended: sbctl cluster retry {one.deployment_id}"
+        yield f"{one.deployment_id}: generation {one.generation} {_phase(one)}{again}"
 
 
 def _rejections(one: StatusDeployment) -> Iterator[str]:
@@ -153,6 +156,11 @@ def _head(host: str, status: ClusterStatus) -> RenderableType:
         ("placed by", f"{holder}{epoch}" if holder else "nobody yet"),
         ("store", joined((store.state, f"since {store.since}" if store.since else "", store.server or ""), ", ")),
     ]
+    fields += [
+        ("asked" if number == 0 else "", action_text(one)) for number, one in enumerate(status.actions[:_ACTIONS_SHOWN])
+    ]
+    if len(status.actions) > _ACTIONS_SHOWN:
+        fields.append(("", f"and {len(status.actions) - _ACTIONS_SHOWN} more (--format json)"))
     return render_fields([(label, safe(text)) for label, text in fields], title=f"Cluster {status.cluster_id}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from random import Random
@@ -144,7 +144,6 @@ class PlacementWorld:
         *,
         fresh: bool = True,
         tried_again: Mapping[str, int] | None = None,
-        offered: Collection[str] = (),
     ) -> PlacementPlan:
         """Hear the nodes, evaluate, tell the nodes (who may not have heard it yet). Not `fresh`: by what they said before."""
         self.now_ms += int(seconds * 1000)
@@ -160,7 +159,6 @@ class PlacementWorld:
             policy=self.policy,
             confirmed_losses=self.confirmed,
             tried_again=tried_again or {},
-            offered=offered,
         )
         for name, told in assignments(self.plan, self.view).items():
             slots = [(part.deployment, part.generation, place.slot) for part in told for place in part.places]

@@ -1,6 +1,6 @@
 """`cluster init|status|rotate|revoke|token|enroll`: the authority that gives the hosts of a cluster their identities.
 
-`status` asks the nodes of a cluster that runs, and `enroll` works on a host that cannot be reached; all else on the authority's directory on this
+`status` and the commands of `cluster_actions` ask the nodes of a cluster that runs, and `enroll` works on a host that cannot be reached; all else on the authority's directory on this
 machine: what rotate and revoke change reaches the hosts by the next apply, which plans show first.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sbctl.base.errors import ExitCode, UsageError
-from sbctl.cli.commands import tokens
+from sbctl.cli.commands import cluster_actions, tokens
 from sbctl.cli.options import AuthorityDirectory as Directory
 from sbctl.cli.options import File, Format, OutputFormat
 
@@ -23,6 +23,7 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tokens.app, name="token", help="Join tokens, for hosts that cannot be reached over SSH.")
+cluster_actions.register(app)
 
 _DEFAULT_SERVER_NAME: Final = "sbproxy-mesh"
 

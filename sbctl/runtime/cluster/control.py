@@ -2,6 +2,7 @@
 
 GET  /control/v1/cluster           what plans need of the cluster: `ClusterState`
 GET  /control/v1/cluster/status    the body of GET /admin/cluster/status
+POST /control/v1/cluster/actions   `ClusterAct`, on an authority → {"result": ClusterActed} or {"error": …}
 POST /control/v1/cluster/bundle    `ClusterPublish`, on an authority → ndjson as a bundle: a line for every node that got further, then
                                    {"result": ClusterPublished}
 """
@@ -10,15 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from sbctl.base import strict_json
-from sbctl.base.errors import InputError
-from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.base.errors import HTTP_STATUS, InputError, SbctlError
+from sbctl.base.limits import BUNDLE_MAX_BYTES, KIB
+from sbctl.node.cluster_actions import ClusterAct
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished, NodeProgress
+from sbctl.runtime.actor import ACTING, Actor
+from sbctl.runtime.audit import Note
+from sbctl.runtime.cluster.operator_door import OperatorDoor
 from sbctl.runtime.cluster.progress import is_done, progress_of, unplaced_of
 from sbctl.runtime.cluster.status import plans_document, status_document
 from sbctl.runtime.control import followed
@@ -32,10 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["publish", "with_cluster"]
 
 _BODY_MAX_BYTES: Final = 2 * BUNDLE_MAX_BYTES
+_ACTION_MAX_BYTES: Final = 16 * KIB
 _LOOK_S: Final = 0.25
 
+_Asked = TypeVar("_Asked", bound=BaseModel)
 
-def with_cluster(app: web.Application, node: ClusterNode) -> web.Application:
+
+def with_cluster(app: web.Application, node: ClusterNode, note: Note) -> web.Application:
     """The control socket's application, with the routes of this module."""
     running: set[asyncio.Task[Any]] = set()
 
@@ -47,7 +55,7 @@ def with_cluster(app: web.Application, node: ClusterNode) -> web.Application:
 
     async def published(request: web.Request) -> web.StreamResponse:
         async def begun(progress: Progress) -> asyncio.Task[Any]:
-            asked = _read(await read_body(request, max_bytes=_BODY_MAX_BYTES))
+            asked = _read(ClusterPublish, await read_body(request, max_bytes=_BODY_MAX_BYTES))
             task: asyncio.Task[Any] = asyncio.create_task(publish(node, asked, progress))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -55,7 +63,19 @@ def with_cluster(app: web.Application, node: ClusterNode) -> web.Application:
 
         return await followed(request, begun)
 
+    door = OperatorDoor(node, note)
+
+    async def acted(request: web.Request) -> web.Response:
+        try:
+            asked = _read(ClusterAct, await read_body(request, max_bytes=_ACTION_MAX_BYTES))
+            ACTING.set(Actor(asked.by or "node interface", "admin", "control"))
+            result = await door.ask(asked)
+        except SbctlError as error:
+            return web.json_response({"error": error.to_wire()}, status=HTTP_STATUS.status(error.code))
+        return web.json_response({"result": result.model_dump(mode="json")})
+
     app.router.add_get("/control/v1/cluster", known)
+    app.router.add_post("/control/v1/cluster/actions", acted)
     app.router.add_get("/control/v1/cluster/status", status)
     app.router.add_post("/control/v1/cluster/bundle", published)
     return app
@@ -90,10 +110,10 @@ async def publish(node: ClusterNode, asked: ClusterPublish, progress: Progress) 
         await asyncio.sleep(min(_LOOK_S, max(0.0, end_s - loop.time())))
 
 
-def _read(body: bytes) -> ClusterPublish:
+def _read(model: type[_Asked], body: bytes) -> _Asked:
     document = strict_json.loads(body, max_bytes=_BODY_MAX_BYTES)
     try:
-        return ClusterPublish.model_validate_json(json.dumps(document))
+        return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])

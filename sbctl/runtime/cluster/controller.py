@@ -165,7 +165,7 @@ class Controller:
         if self._reign is None or self._reign.epoch != epoch:
             await self._actions.refresh()
             prior = await self._plan_before()
-            self._reign = _Reign(epoch, prior, _workers_of(prior))
+            self._reign = _Reign(epoch, prior, _workers_of(prior) | self._actions.held.evacuated)
             self._events.tell(EventKind.CLUSTER_LEASE_TAKEN, f"{self._node_id} places from now on, with epoch {epoch}")
         reign = self._reign
         view = self._view(since_ms)

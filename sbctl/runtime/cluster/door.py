@@ -6,16 +6,19 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from sbctl.base.digests import sha256_bytes
-from sbctl.base.errors import RefusedError, SbctlError
+from sbctl.base.errors import InputError, RefusedError, SbctlError
+from sbctl.base.ids import is_id
+from sbctl.node.cluster_actions import ActionName, ClusterAct
 from sbctl.runtime.audit import Note
+from sbctl.runtime.cluster.operator_door import OperatorDoor
 from sbctl.runtime.cluster.overview import (
     artifacts_document,
     metrics_document,
     placement_document,
     vram_document,
 )
-from sbctl.runtime.cluster.publication import NO_BUNDLE, NOT_AN_AUTHORITY, published, refused, shown
-from sbctl.runtime.cluster.status import Facts, status_document
+from sbctl.runtime.cluster.publication import NO_BUNDLE, not_an_authority, published, refused, shown
+from sbctl.runtime.cluster.status import Facts, actions_document, status_document
 
 if TYPE_CHECKING:
     from sbctl.runtime.cluster.node import ClusterNode
@@ -31,6 +34,7 @@ class ClusterDoor:
     def __init__(self, node: ClusterNode, note: Note) -> None:
         self._node = node
         self._note = note
+        self._operator = OperatorDoor(node, note)
 
     async def status(self) -> dict[str, Any]:
         return await asyncio.to_thread(status_document, self._seeing())
@@ -69,11 +73,7 @@ class ClusterDoor:
         """Nothing is published that the audit cannot tell of."""
         desired = self._node.desired
         if not desired.is_authority:
-            raise RefusedError(
-                NOT_AN_AUTHORITY[1],
-                "this node is no authority of its cluster",
-                next_step="publish at a host with the role authority",
-            )
+            raise not_an_authority()
         prior = None if desired.held is None else desired.held.payload.revision
         cluster_id = self._node.config.cluster_id
         told: dict[str, str | int | None] = {
@@ -105,6 +105,18 @@ class ClusterDoor:
         assert trust is not None, "it was verified by them"
         body = published(verified, node_id=self._node.config.node_id, trust=trust)
         return 202, {**body, "in_store": desired.in_store}
+
+    async def actions(self) -> dict[str, Any]:
+        if self._node.leading is None:
+            raise not_an_authority()
+        return {"schema_version": 1, "actions": actions_document(self._node.facts())}
+
+    async def act(self, action: ActionName, subject: str, *, by: str, reason: str) -> tuple[int, dict[str, Any]]:
+        if not is_id(subject):
+            raise InputError("invalid_request", "that is no name of a node or a deployment")
+        asked = ClusterAct(action=action, subject=subject, by=by[:200], reason=reason)
+        acted = await self._operator.ask(asked)
+        return 202 if acted.changed else 200, {"schema_version": 1, **acted.model_dump(mode="json")}
 
     def _seeing(self) -> Facts:
         """Raises RefusedError `cluster_not_seen_here` on a node that keeps no directory."""

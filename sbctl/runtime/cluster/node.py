@@ -24,6 +24,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.node.cluster_documents import ClusterNode as NodeName
+from sbctl.placement.operator_actions import NO_ACTIONS
 from sbctl.runtime.audit import Note
 from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
@@ -121,7 +122,7 @@ class ClusterNode:
     ) -> None:
         """Takes this process's boot epoch. Raises StateError `cluster.*`, InputError `file.*` and what reading the identity raises."""
         paths, clock = host.settings.paths, host.clock
-        self._host, self.config, self._clock = host, config, clock
+        self.host, self.config, self._clock = host, config, clock
         self._log = get_log("cluster")
         self._tasks: list[asyncio.Task[None]] = []
         self._boot_epoch = take_boot_epoch(paths.state, clock.now())
@@ -164,11 +165,11 @@ class ClusterNode:
             clock=self._clock,
             active=lambda: self.desired.mark,
             grace_s=_COME_BACK_S + 2 * self.config.publish_interval_ms / 1000,
-            memory=RosterMemory(self._host.settings.paths.state),
+            memory=RosterMemory(self.host.settings.paths.state),
         )
 
     def _make_publisher_and_obedience(self) -> Publisher:
-        host, config = self._host, self.config
+        host, config = self.host, self.config
         self.obedience = Obedience(
             config.node_id,
             is_worker="worker" in config.roles,
@@ -216,7 +217,7 @@ class ClusterNode:
             return None
         return leading(
             self.config,
-            self._host.settings,
+            self.host.settings,
             self._words,
             self.roster,
             self.desired,
@@ -225,7 +226,7 @@ class ClusterNode:
             self.fences,
             self.store,
             self._clock,
-            self._host.events,
+            self.host.events,
             boot_epoch=self._boot_epoch,
         )
 
@@ -253,8 +254,10 @@ class ClusterNode:
         """The public API of a gateway; None on a node of another role."""
         if "gateway" not in self.config.roles:
             return None
-        host = self._host
+        host = self.host
         self._client = PeerClient(self._plane, boot_epoch=self._boot_epoch, clock=self._clock)
+        # The first request comes before the store is heard.
+        self._refresh_known()
         return ClusterGateway(
             host.reconciler,
             host.metrics,
@@ -268,7 +271,7 @@ class ClusterNode:
 
     def peer_plane(self) -> tuple[PeerListener, socket.socket, ssl.SSLContext] | None:
         """The port for gateways, bound; None on a node that is no worker. Raises HostError of binding."""
-        peer, host = self.config.peer, self._host
+        peer, host = self.config.peer, self.host
         if peer is None or "worker" not in self.config.roles:
             return None
         self._peers = PeerWorker(
@@ -291,9 +294,9 @@ class ClusterNode:
         """Whether gateways get in."""
         return self._listener is not None and self._listener.is_bound and self.trust.signer is not None
 
-    def with_routes(self, app: web.Application) -> web.Application:
-        """The control socket's application with those of the cluster."""
-        return with_cluster(app, self)
+    def with_routes(self, app: web.Application, note: Note = lambda *_: None) -> web.Application:
+        """The control socket's application with those of the cluster. `note` writes into the audit."""
+        return with_cluster(app, self, note)
 
     def door(self, note: Note) -> ClusterDoor:
         """For the admin API."""
@@ -306,17 +309,16 @@ class ClusterNode:
 
     async def start(self) -> None:
         """Behind the routes of what was kept; returns at once."""
-        self._refresh_known()
         await self.store.start()
         self._run("publisher", self.publisher.run)
         self._run("desired", self.desired.run)
         self._run("obey", self.obedience.run)
         self._run("authorities", lambda: self._words.follow(self.store))
-        self._run("replicas", lambda: watch_replicas(self._host.reconciler, self._host.drain, self.publisher.poke))
+        self._run("replicas", lambda: watch_replicas(self.host.reconciler, self.host.drain, self.publisher.poke))
         if {"gateway", "authority"} & set(self.config.roles):
             self._run("roster", self.roster.run)
             self._run("plan", self.feed.run)
-        self._run("store", lambda: watch_store(self.store.status, self._host.events))
+        self._run("store", lambda: watch_store(self.store.status, self.host.events))
         if self.leading is not None:
             self._run("buckets", self._keep_buckets)
             for name, work in self.leading.services().items():
@@ -361,6 +363,7 @@ class ClusterNode:
             problem=self._problem(),
             problems={**self.desired.problems(), **self.obedience.problems()},
             leads=self.controller is not None and self.controller.is_leading,
+            actions=NO_ACTIONS if self.leading is None else self.leading.actions.held,
         )
 
     def _problem(self) -> str | None:

@@ -20,8 +20,9 @@ from typing import Final, Literal, Protocol
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
-from sbctl.node.cluster_documents import AssignedDeployment, AssignmentDocument, AssignmentMark
+from sbctl.node.cluster_documents import AssignmentDocument, AssignmentMark
 from sbctl.runtime.assigned import write_assigned
+from sbctl.runtime.cluster.assigned_parts import assigned_as, reason_of, wish_of, without_deployments
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
@@ -108,6 +109,8 @@ class Obedience:
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._fetched: set[str] = set()
         self._failed: dict[str, _Failure] = {}
+        self._again: frozenset[str] = frozenset()
+        """What an operator wants tried again, with the assignment that is not committed yet."""
         self._pending: tuple[Pending, ...] = ()
         self.refusal: SbctlError | None = None
         """Why the newest assignment that was shown is not obeyed."""
@@ -125,7 +128,7 @@ class Obedience:
         """What was committed before this process started; None where a bundle of the host's own is in force still."""
         held = self._desired.held
         if not self._is_worker:
-            return None if held is None else Assigned(_without_deployments(held.payload.content), {})
+            return None if held is None else Assigned(without_deployments(held.payload.content), {})
         if self._current is None or held is None:
             return None
         projected = self._projected(self._current.document)
@@ -151,7 +154,7 @@ class Obedience:
             lease_epoch=document.lease_epoch,
             counter=document.counter,
             state=state,
-            reason_code=None if failed is None else _reason(failed),
+            reason_code=None if failed is None else reason_of(failed),
         )
 
     def pending(self) -> Iterable[Pending]:
@@ -233,7 +236,7 @@ class Obedience:
 
     async def _serve_origins(self) -> None:
         held = self._desired.held
-        content = None if held is None else _without_deployments(held.payload.content)
+        content = None if held is None else without_deployments(held.payload.content)
         if content is None or content == self._applied:
             return
 
@@ -257,7 +260,16 @@ class Obedience:
         if self._offered == text:
             self._offered = None
         if fence is not None:
+            self._again |= self._wished_again(verified.document)
+            for name in self._again:
+                self._failed.pop(name, None)
             self._current = _Obeyed(verified.document, fence, text)
+
+    def _wished_again(self, document: AssignmentDocument) -> frozenset[str]:
+        before = {} if self._current is None else self._current.document.deployments
+        return frozenset(
+            name for name, parts in document.deployments.items() if wish_of(parts) > wish_of(before.get(name, ()))
+        )
 
     async def _admitted(self, text: str) -> tuple[VerifiedDocument[AssignmentDocument], LeaseFence | None]:
         """None: it is the one that is committed. Its signer's mark is durable when this returns."""
@@ -295,7 +307,7 @@ class Obedience:
                 name: called for name, called in names.items() if name in content.deployments and name not in waiting
             }
             try:
-                await self._commit(current, Assigned(content, told, self._drain_s(current.document)))
+                await self._commit(current, Assigned(content, told, self._drain_s(current.document), self._again))
             except SbctlError as error:
                 name = str(error.detail.get("deployment", ""))
                 if name not in told:
@@ -303,6 +315,7 @@ class Obedience:
                 self._note_failure(name, error)
                 continue
             current = replace(current, fence=None, text=None)
+            self._again = frozenset()
             for name in told:
                 self._failed.pop(name, None)
 
@@ -381,7 +394,7 @@ class Obedience:
         }
 
     def _names(self, document: AssignmentDocument, members: Mapping[str, DeploymentMember]) -> dict[str, AssignedAs]:
-        return {name: _assigned_as(document.deployments[name]) for name in members if name in document.deployments}
+        return {name: assigned_as(document.deployments[name]) for name in members if name in document.deployments}
 
     def _is_ready(self) -> bool:
         """Whether all that was assigned runs, warm where it should be."""
@@ -428,20 +441,3 @@ class Obedience:
         now_s = asyncio.get_running_loop().time()
         waits = [failure.until_s - now_s for failure in self._failed.values() if failure.until_s > now_s]
         return min(waits, default=None)
-
-
-def _assigned_as(parts: Iterable[AssignedDeployment]) -> AssignedAs:
-    """By what is to start, else by what is to be kept."""
-    several = tuple(parts)
-    chosen = [part for part in several if part.phase == "start"] or [part for part in several if part.phase == "retain"]
-    slots = tuple(replica.slot for part in chosen for replica in part.replicas)
-    return AssignedAs(chosen[0].generation, slots or (0,))
-
-
-def _without_deployments(content: BundleContent) -> BundleContent:
-    fields = {name: getattr(content, name) for name in BundleContent.model_fields if name != "deployments"}
-    return BundleContent(**fields, deployments={})
-
-
-def _reason(code: str) -> str:
-    return "".join(char if char.isalnum() and char.isascii() else "_" for char in code.lower())[:64]

@@ -9,15 +9,23 @@ import base64
 import hashlib
 from typing import Any
 
-from sbctl.base.errors import SbctlError
+from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.runtime.cluster.fences import KeptBundle
 from sbctl.trust.bundle import TrustSet
 from sbctl.trust.cluster_bundle import VerifiedClusterBundle
 
-__all__ = ["NOT_AN_AUTHORITY", "NO_BUNDLE", "key_id", "published", "refused", "shown"]
+__all__ = ["NO_BUNDLE", "key_id", "not_an_authority", "published", "refused", "shown"]
 
-NOT_AN_AUTHORITY = (403, "deployment_authority_read_only")
 NO_BUNDLE = (404, "deployment_bundle_missing")
+
+
+def not_an_authority() -> RefusedError:
+    """Of a node that others decide for."""
+    return RefusedError(
+        "deployment_authority_read_only",
+        "this node is no authority of its cluster",
+        next_step="ask a host with the role authority",
+    )
 
 
 def key_id(public_text: str) -> str:

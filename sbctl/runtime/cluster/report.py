@@ -26,6 +26,7 @@ from sbctl.node.cluster_documents import (
     HealthReport,
     ReplicaReport,
 )
+from sbctl.runtime.cluster.assigned_parts import reason_of
 from sbctl.runtime.cluster.pending import Pending
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.generation import Generation
@@ -142,6 +143,9 @@ class Reporter:
             for index, replica in enumerate(generation.replicas):
                 report = _replica(generation, index, replica, self._indexes)
                 # Two processes of one replica are told as the one that serves; a successor on this node has a number of its own.
+                if report.state == "ready" and reconciler.staged.get(generation.deployment) is generation:
+                    # It serves nobody before all of its generation is ready, and may never do.
+                    report = report.model_copy(update={"state": "preparing"})
                 key = report.deployment, report.deployment_generation, report.slot
                 if key not in shown:
                     shown.add(key)
@@ -216,7 +220,7 @@ def _replica(generation: Generation, index: int, replica: Replica, devices: Mapp
         selected_devices=tuple(sorted(devices[name] for name in used if name in devices)),
         active_requests=replica.gate.active,
         queue_depth=replica.gate.queued,
-        reason_code=None if replica.error is None else _code(replica.error.code),
+        reason_code=None if replica.error is None else reason_of(replica.error.code),
         **_of_member(member),
     )
 
@@ -227,7 +231,7 @@ def _not_here(pending: Pending, slot: int) -> ReplicaReport:
         deployment_generation=pending.assigned.generation,
         slot=slot,
         state="failed" if pending.error is not None else "assigned",
-        reason_code=None if pending.error is None else _code(pending.error.code),
+        reason_code=None if pending.error is None else reason_of(pending.error.code),
         **_of_member(pending.member),
     )
 
@@ -240,11 +244,6 @@ def _of_member(member: DeploymentMember) -> dict[str, Any]:
         "artifact_digest": member.artifact.artifact,
         "member_digest": replica_digest(member),
     }
-
-
-def _code(code: str) -> str:
-    """A dotted code as documents of the cluster have them."""
-    return "".join(char if char.isalnum() and char.isascii() else "_" for char in code.lower())[:64] or "failed"
 
 
 async def watch_replicas(reconciler: Reconciler, drain: Drain, changed: Callable[[], None]) -> None:

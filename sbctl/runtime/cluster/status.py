@@ -10,13 +10,14 @@ from typing import Any
 from sbctl.node.cluster_documents import NodeSnapshotDocument
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
 from sbctl.node.snapshot import BundleState
+from sbctl.placement.operator_actions import NO_ACTIONS, OperatorActions
 from sbctl.runtime.cluster.directory import DirectoryRow, DirectoryView
 from sbctl.runtime.cluster.fences import KeptBundle
 from sbctl.runtime.cluster.publication import key_id
 from sbctl.runtime.cluster.store import StoreStatus
 from sbctl.trust.bundle import TrustSet, member_digest
 
-__all__ = ["Facts", "plans_document", "status_document"]
+__all__ = ["Facts", "actions_document", "plans_document", "status_document"]
 
 _UNHEALTHY_EXCLUSIONS = frozenset({"snapshot_expired", "snapshot_missing", "reported_unhealthy", "identity_revoked"})
 
@@ -37,6 +38,8 @@ class Facts:
     problem: str | None
     problems: Mapping[str, str]
     leads: bool
+    actions: OperatorActions = NO_ACTIONS
+    """What operators asked; nodes that are no authority do not know it."""
 
 
 def status_document(facts: Facts) -> dict[str, Any]:
@@ -67,6 +70,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
             "server": facts.store.server,
             "problem": facts.store.problem,
         },
+        "actions": actions_document(facts),
         "local_problems": dict(facts.problems),
         "is_authority": facts.is_authority,
         "is_lease_holder": facts.leads,
@@ -90,6 +94,22 @@ def plans_document(facts: Facts) -> dict[str, Any]:
         "placement": None if plan is None else plan.model_dump(mode="json"),
         "store_reachable": facts.store.state == "connected",
     }
+
+
+def actions_document(facts: Facts) -> list[dict[str, Any]]:
+    """Those in force, in the order in which they were asked."""
+    placed = dict(_placed(facts))
+    rows = [("evacuate", name, one) for name, one in facts.actions.evacuations.items() if not one.is_over]
+    rows += [("confirm_lost", name, one) for name, one in facts.actions.losses.items() if not one.is_over]
+    rows += [
+        ("retry", name, one)
+        for name, one in facts.actions.retries.items()
+        if name in placed and one.number > placed[name].tried_again
+    ]
+    return [
+        {"action": action, "subject": name, **one.model_dump(mode="json", exclude={"is_over", "outcome"})}
+        for action, name, one in sorted(rows, key=lambda row: (row[2].number, row[0], row[1]))
+    ]
 
 
 def _placed(facts: Facts) -> list[tuple[str, PlacedDeployment]]:
@@ -179,6 +199,7 @@ def _node(row: DirectoryRow, facts: Facts) -> dict[str, Any]:
         "snapshot_age_ms": age,
         "model_eligible": snapshot is not None and not row.exclusion and "worker" in snapshot.node.roles,
         "removed": row.removed,
+        "evacuating": row.node_id in facts.actions.evacuated,
         **({} if snapshot is None else _told(snapshot)),
     }
 

@@ -1,4 +1,4 @@
-"""`bundle.apply`, `bundle.clear`, `cluster.publish`, `cluster.status`, `deployment.action`: handed to the runtime on this host over its control socket."""
+"""`bundle.apply`, `bundle.clear`, `cluster.publish`, `cluster.status`, `cluster.act`, `deployment.action`: handed to the runtime on this host over its control socket."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from sbctl.base.errors import HostError, InputError, RefusedError, error_from_wire
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.engines.detect import find_llama_server
+from sbctl.node.cluster_actions import ClusterAct, ClusterActed
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
 from sbctl.node.messages import BundleApply, DeploymentAction
 from sbctl.runtime.nodeops.context import NodeContext
@@ -21,7 +22,7 @@ from sbctl.runtime.nodeops.snapshot import stored_config
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.verifier import parse_bundle
 
-__all__ = ["act_on_deployment", "apply_bundle", "clear_bundle", "cluster_status", "publish_bundle"]
+__all__ = ["act_in_cluster", "act_on_deployment", "apply_bundle", "clear_bundle", "cluster_status", "publish_bundle"]
 
 _SILENCE_S: Final = 60.0
 """The runtime says something every few seconds while it works."""
@@ -95,6 +96,21 @@ def publish_bundle(context: NodeContext, params: ClusterPublish) -> dict[str, An
 
 def cluster_status(context: NodeContext, _params: None) -> dict[str, Any]:
     """The body of GET /admin/cluster/status. Raises RefusedError `cluster.not_a_node`, UnreachableError `runtime.unreachable`."""
+    return _of_a_node(context).cluster_status()
+
+
+def act_in_cluster(context: NodeContext, params: ClusterAct) -> dict[str, Any]:
+    """Raises as `ClusterAct` says; RefusedError `cluster.not_a_node`, UnreachableError `runtime.unreachable`, HostError
+    `runtime.answer_invalid`."""
+    answer = _of_a_node(context).act_in_cluster(params.model_dump(mode="json"))
+    try:
+        return ClusterActed.model_validate_json(json.dumps(answer.get("result"))).model_dump(mode="json")
+    except ValidationError as error:
+        raise HostError("runtime.answer_invalid", "the runtime did not say what became of it") from error
+
+
+def _of_a_node(context: NodeContext) -> ControlClient:
+    """The runtime of a host that belongs to a cluster."""
     config, _ = stored_config(context.paths)
     if config is None or config.cluster is None:
         raise RefusedError(
@@ -102,7 +118,7 @@ def cluster_status(context: NodeContext, _params: None) -> dict[str, Any]:
             "this host is no node of a cluster",
             next_step="proxy.cluster in sb.yml makes the hosts of a fleet one; sbctl status shows a host on its own",
         )
-    return ControlClient(context.paths.control_socket).cluster_status()
+    return ControlClient(context.paths.control_socket)
 
 
 def clear_bundle(context: NodeContext, _params: None) -> dict[str, Any]:

@@ -102,6 +102,10 @@ class ControlClient:
         """The body of GET /admin/cluster/status."""
         return self._json("GET", "/control/v1/cluster/status", None, timeout_s)
 
+    def act_in_cluster(self, asked: Mapping[str, Any], *, timeout_s: float = _LOOK_S) -> dict[str, Any]:
+        """What became of it. Raises what the runtime says."""
+        return self._json("POST", "/control/v1/cluster/actions", asked, timeout_s)
+
     def publish_bundle(self, asked: Mapping[str, Any], *, silence_s: float) -> Iterator[dict[str, Any]]:
         """As `apply_bundle`, for the bundle of the cluster that this node is an authority of."""
         return self._lines("/control/v1/cluster/bundle", asked, silence_s)

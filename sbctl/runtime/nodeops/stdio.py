@@ -67,6 +67,7 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.BUNDLE_CLEAR: ("bundle_ops", "clear_bundle"),
     Method.CLUSTER_PUBLISH: ("bundle_ops", "publish_bundle"),
     Method.CLUSTER_STATUS: ("bundle_ops", "cluster_status"),
+    Method.CLUSTER_ACT: ("bundle_ops", "act_in_cluster"),
     Method.DEPLOYMENT_ACTION: ("bundle_ops", "act_on_deployment"),
     Method.LOGS_READ: ("reading_ops", "read_logs"),
     Method.EVENTS_READ: ("reading_ops", "read_events"),
