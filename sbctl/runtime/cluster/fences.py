@@ -1,30 +1,29 @@
-"""What this node will never go behind, in one SQLite file: marks of its peers, fences of bundle and lease-holder, and what moved them.
+"""What this node will never go behind: marks of its peers, fences of bundle and lease-holder, and what moved them.
 
-What returned is on disk (WAL, synchronous=FULL), and a caller uses a document only after its mark or fence was kept. A fence and the document
-that moved it are one transaction, so a restart without the store serves the bundle and obeys the assignment of before. Members that ran here
-are kept too: a rollout that is taken back needs one that no bundle holds any more. Marks are also held in memory: reading them costs nothing,
-and a collection of the whole directory is written at once.
+What returned is on disk, in two files of which either suffices (`TwinFiles`), and a caller uses a document only after its mark or fence was
+kept. A fence and the document that moved it are one transaction, so a restart without the store serves the bundle and obeys the assignment of
+before. Members that ran here are kept too: a rollout that is taken back needs one that no bundle holds any more. All of it is also held in
+memory: reading costs nothing, and a collection of the whole directory is written at once.
+
+Where both files are damaged nothing is remembered, and nothing new is believed: an old document could not be told from a new one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
 from sbctl.base.clock import SYSTEM_CLOCK, Clock
-from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import RefusedError, SbctlError, StateError
 from sbctl.base.limits import BUNDLE_MAX_BYTES, ENROLLED_HOURS_MAX
-from sbctl.runtime.durable_sqlite import opened, transaction
+from sbctl.runtime.cluster.twin_files import Schema, TwinFiles, Writing
 from sbctl.trust.bundle import DeploymentMember, TrustSet
 from sbctl.trust.cluster_bundle import ClusterBundlePayload, VerifiedClusterBundle, replica_digest
 from sbctl.trust.cluster_fences import LeaseFence
@@ -33,26 +32,31 @@ from sbctl.trust.identity import HighWater
 from sbctl.trust.peer_documents import PeerMark
 from sbctl.trust.verifier import Fence, parse_payload, parse_trust
 
-__all__ = ["PEERS_MAX", "ClusterFences", "Fenced", "KeptBundle"]
+__all__ = ["COPY_NAME", "PEERS_MAX", "ClusterFences", "Fenced", "KeptBundle"]
 
 PEERS_MAX: Final = 16_384
 """Nodes whose marks are kept, those that left the cluster too."""
-_SCHEMA_VERSION: Final = 1
+COPY_NAME: Final = "cluster-copy.db"
+"""Beside the database, whatever that is called."""
 _CERTIFICATE_LIFE_MAX: Final = timedelta(hours=ENROLLED_HOURS_MAX)
 
 Fenced = Literal["assignment", "placement", "lease"]
 
-_SCHEMA: Final = (
-    """CREATE TABLE peer (node_id TEXT PRIMARY KEY, identity_epoch INTEGER NOT NULL, certificate_sha256 TEXT NOT NULL,
-                        boot_epoch INTEGER NOT NULL, counter INTEGER NOT NULL, digest TEXT NOT NULL, seen_at INTEGER NOT NULL) STRICT""",
-    """CREATE TABLE fence (kind TEXT PRIMARY KEY, lease_epoch INTEGER NOT NULL, holder TEXT NOT NULL, counter INTEGER NOT NULL,
-                         digest TEXT NOT NULL, document TEXT NOT NULL, document_sha256 TEXT NOT NULL) STRICT""",
-    """CREATE TABLE heard (only INTEGER PRIMARY KEY CHECK (only = 1), lease_epoch INTEGER NOT NULL, authority_at REAL) STRICT""",
-    "INSERT INTO heard VALUES (1, 0, NULL)",
-    """CREATE TABLE bundle (only INTEGER PRIMARY KEY CHECK (only = 1), key_epoch INTEGER NOT NULL, revision INTEGER NOT NULL,
-                          content_digest TEXT NOT NULL, signer TEXT NOT NULL, envelope TEXT NOT NULL, envelope_sha256 TEXT NOT NULL) STRICT""",
-    """CREATE TABLE signers (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL, document_sha256 TEXT NOT NULL) STRICT""",
-    "CREATE TABLE member (digest TEXT PRIMARY KEY, document TEXT NOT NULL, used INTEGER NOT NULL) STRICT",
+_ONLY: Final = "only INTEGER PRIMARY KEY CHECK (only = 1)"
+_SCHEMA: Final = Schema(
+    2,
+    {
+        "peer": "node_id TEXT PRIMARY KEY, identity_epoch INTEGER NOT NULL, certificate_sha256 TEXT NOT NULL, "
+        "boot_epoch INTEGER NOT NULL, counter INTEGER NOT NULL, digest TEXT NOT NULL, seen_at INTEGER NOT NULL",
+        "fence": "kind TEXT PRIMARY KEY, lease_epoch INTEGER NOT NULL, holder TEXT NOT NULL, counter INTEGER NOT NULL, "
+        "digest TEXT NOT NULL, document TEXT NOT NULL",
+        "heard": f"{_ONLY}, lease_epoch INTEGER NOT NULL, authority_at REAL",
+        "bundle": f"{_ONLY}, key_epoch INTEGER NOT NULL, revision INTEGER NOT NULL, content_digest TEXT NOT NULL, "
+        "signer TEXT NOT NULL, envelope TEXT NOT NULL",
+        "signers": f"{_ONLY}, document TEXT NOT NULL",
+        "member": "digest TEXT PRIMARY KEY, document TEXT NOT NULL, used INTEGER NOT NULL",
+    },
+    first=(("heard", (1, 0, None)),),
 )
 _MEMBERS_KEPT: Final = 1024
 
@@ -70,42 +74,37 @@ class ClusterFences:
     """One process opens it (the serve lock). Methods block for some milliseconds and may be called from any thread."""
 
     def __init__(self, database: Path, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Raises StateError `cluster.state_damaged`, `cluster.state_too_new`."""
+        """Raises StateError `cluster.state_too_new`. What is damaged stops nobody: `problem` tells of it."""
         self._path = database
         self._clock = clock
-        self._lock = threading.Lock()
-        try:
-            self._connection = opened(database)
-            self._prepare()
-            self._marks = {
-                str(row[0]): PeerMark(HighWater(row[1], row[2], row[3]), row[4], row[5])
-                for row in self._connection.execute("SELECT * FROM peer")
-            }
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(str(error)) from error
-
-    def _prepare(self) -> None:
-        run = self._connection.execute
-        version = int(run("PRAGMA user_version").fetchone()[0])
-        if version > _SCHEMA_VERSION:
+        self._files = TwinFiles(database, database.with_name(COPY_NAME), _SCHEMA, refused=self._refused)
+        if self._files.lost and self._files.is_too_new:
+            why = self._files.lost
+            self._files.close()
             raise StateError(
                 "cluster.state_too_new",
-                f"what this node remembers of its cluster has version {version}, this runtime knows {_SCHEMA_VERSION}",
-                place=str(self._path),
+                f"what this node remembers of its cluster is of a newer runtime: {why}",
+                place=str(database),
                 next_step="run the newer runtime",
             )
-        if run("PRAGMA quick_check").fetchone()[0] != "ok":
-            raise self._damaged("its integrity check fails")
-        if version == 0:
-            with self._transaction() as db:
-                for statement in _SCHEMA:
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        self._marks = {
+            str(row[0]): PeerMark(HighWater(row[1], row[2], row[3]), row[4], row[5])
+            for row in self._files.rows("SELECT * FROM peer")
+        }
 
-    def _transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        return transaction(self._connection, self._lock, self._refused)
+    @property
+    def problem(self) -> SbctlError | None:
+        """Why nothing new can be believed here now; None: it can."""
+        if self._files.lost:
+            return self._damaged()
+        return self._refused(OSError(self._files.not_written)) if self._files.not_written else None
 
-    def _refused(self, error: sqlite3.Error) -> SbctlError:
+    def _transaction(self) -> contextlib.AbstractContextManager[Writing]:
+        return self._files.transaction()
+
+    def _refused(self, error: Exception) -> SbctlError:
+        if self._files.lost:
+            return self._damaged()
         return SbctlError(
             "cluster.state_not_written",
             f"what this node remembers of its cluster could not be written: {error}",
@@ -133,8 +132,8 @@ class ClusterFences:
         now = int(self._clock.now().timestamp())
         with self._transaction() as db:
             gone = self._make_room(db, len(set(changed) - set(self._marks)), now)
-            db.executemany(
-                "INSERT OR REPLACE INTO peer VALUES (?, ?, ?, ?, ?, ?, ?)",
+            db.put(
+                "peer",
                 [
                     (
                         name,
@@ -152,13 +151,13 @@ class ClusterFences:
             self._marks.pop(name, None)
         self._marks.update(changed)
 
-    def _make_room(self, db: sqlite3.Connection, added: int, now: int) -> list[str]:
+    def _make_room(self, db: Writing, added: int, now: int) -> list[str]:
         """Forget peers whose last certificate ended whatever its life was: none of theirs can come back."""
         excess = len(self._marks) + added - PEERS_MAX
         if excess <= 0:
             return []
         ended = now - int(_CERTIFICATE_LIFE_MAX.total_seconds())
-        rows = db.execute("SELECT node_id FROM peer WHERE seen_at < ? ORDER BY seen_at LIMIT ?", (ended, excess))
+        rows = db.rows("SELECT node_id FROM peer WHERE seen_at < ? ORDER BY seen_at LIMIT ?", (ended, excess))
         gone = [str(row[0]) for row in rows]
         if len(gone) < excess:
             raise RefusedError(
@@ -167,7 +166,8 @@ class ClusterFences:
                 place=str(self._path),
                 next_step="let new hosts take the names of old ones",
             )
-        db.executemany("DELETE FROM peer WHERE node_id = ?", [(name,) for name in gone])
+        for name in gone:
+            db.execute("DELETE FROM peer WHERE node_id = ?", (name,))
         return gone
 
     def fence(self, kind: Fenced) -> LeaseFence | None:
@@ -177,30 +177,15 @@ class ClusterFences:
 
     def accept(self, kind: Fenced, fence: LeaseFence, document: str, *, issued_at: datetime) -> None:
         """Move the fence and keep the signed text that moved it, all or nothing. Raises SbctlError `cluster.state_not_written`."""
+        row = (kind, fence.lease_epoch, fence.holder, fence.counter, fence.digest, document)
         with self._transaction() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO fence VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    kind,
-                    fence.lease_epoch,
-                    fence.holder,
-                    fence.counter,
-                    fence.digest,
-                    document,
-                    sha256_bytes(document.encode()),
-                ),
-            )
-            db.execute("UPDATE heard SET lease_epoch = max(lease_epoch, ?)", (fence.lease_epoch,))
-            _hear(db, issued_at)
+            db.put("fence", [row])
+            _hear(db, lease_epoch=fence.lease_epoch, issued_at=issued_at)
 
     def accepted(self, kind: Fenced) -> str | None:
-        """The signed text as it was accepted: it was verified then and holds until a newer one is. Raises StateError `cluster.state_damaged`."""
-        row = self._row("SELECT document, document_sha256 FROM fence WHERE kind = ?", kind)
-        if row is None:
-            return None
-        if sha256_bytes(str(row[0]).encode()) != row[1]:
-            raise self._damaged(f"the {kind} does not have its digest")
-        return str(row[0])
+        """The signed text as it was accepted: it was verified then and holds until a newer one is."""
+        row = self._row("SELECT document FROM fence WHERE kind = ?", kind)
+        return None if row is None else str(row[0])
 
     def bundle_fence(self) -> Fence | None:
         """The newest bundle of the cluster that was ever accepted here."""
@@ -210,47 +195,35 @@ class ClusterFences:
     def accept_bundle(self, verified: VerifiedClusterBundle, envelope: str) -> None:
         """Move the fence and keep the bundle, all or nothing. Raises SbctlError `cluster.state_not_written`."""
         fence = verified.fence
-        kept = (fence.key_epoch, fence.revision, fence.content_digest, verified.signer, envelope)
+        row = (1, fence.key_epoch, fence.revision, fence.content_digest, verified.signer, envelope)
         with self._transaction() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO bundle VALUES (1, ?, ?, ?, ?, ?, ?)", (*kept, sha256_bytes(envelope.encode()))
-            )
-            _hear(db, datetime.fromisoformat(verified.payload.issued_at))
+            db.put("bundle", [row])
+            _hear(db, issued_at=datetime.fromisoformat(verified.payload.issued_at))
 
     def bundle(self) -> KeptBundle | None:
-        """As it was accepted, checked by its digest, not by signature or age. Raises StateError `cluster.state_damaged`."""
-        row = self._row("SELECT signer, envelope, envelope_sha256 FROM bundle")
+        """As it was accepted, whatever its age is by now."""
+        row = self._row("SELECT signer, envelope FROM bundle")
         if row is None:
             return None
-        signer, envelope, digest = (str(value) for value in row)
-        if sha256_bytes(envelope.encode()) != digest:
-            raise self._damaged("the accepted bundle does not have its digest")
+        signer, envelope = (str(value) for value in row)
         _type, raw, _keyids = unverified_payload(envelope, max_bytes=BUNDLE_MAX_BYTES)
         return KeptBundle(parse_payload(raw, ClusterBundlePayload), signer, envelope)
 
     def keep_signers(self, trust: TrustSet) -> None:
         """A signer set that was verified. Raises SbctlError `cluster.state_not_written`."""
-        document = trust.model_dump_json()
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO signers VALUES (1, ?, ?)", (document, sha256_bytes(document.encode())))
+            db.put("signers", [(1, trust.model_dump_json())])
 
     def signers(self) -> TrustSet | None:
-        """The set that was kept. Raises StateError `cluster.state_damaged`."""
-        row = self._row("SELECT document, document_sha256 FROM signers")
-        if row is None:
-            return None
-        if sha256_bytes(str(row[0]).encode()) != row[1]:
-            raise self._damaged("the signer set does not have its digest")
-        return parse_trust(str(row[0]).encode())
+        """The set that was kept."""
+        row = self._row("SELECT document FROM signers")
+        return None if row is None else parse_trust(str(row[0]).encode())
 
     def remember(self, members: Mapping[str, DeploymentMember]) -> None:
         """Members that begin to run here, by `replica_digest`. The newest 1,024 are kept. Raises SbctlError `cluster.state_not_written`."""
         with self._transaction() as db:
-            newest = int(db.execute("SELECT coalesce(max(used), 0) FROM member").fetchone()[0]) + 1
-            db.executemany(
-                "INSERT OR REPLACE INTO member VALUES (?, ?, ?)",
-                [(digest, member.model_dump_json(), newest) for digest, member in members.items()],
-            )
+            newest = int(db.rows("SELECT coalesce(max(used), 0) FROM member")[0][0]) + 1
+            db.put("member", [(digest, member.model_dump_json(), newest) for digest, member in members.items()])
             db.execute(
                 "DELETE FROM member WHERE digest NOT IN (SELECT digest FROM member ORDER BY used DESC, digest LIMIT ?)",
                 (_MEMBERS_KEPT,),
@@ -259,9 +232,7 @@ class ClusterFences:
     def remembered(self) -> Mapping[str, DeploymentMember]:
         """As `node_content` takes them. One that this version cannot read is left out: nothing can be started from it."""
         found: dict[str, DeploymentMember] = {}
-        with self._lock:
-            rows = self._connection.execute("SELECT digest, document FROM member").fetchall()
-        for digest, document in rows:
+        for digest, document in self._files.rows("SELECT digest, document FROM member"):
             with contextlib.suppress(ValidationError):
                 member = DeploymentMember.model_validate_json(document)
                 if replica_digest(member) == digest:
@@ -277,7 +248,7 @@ class ClusterFences:
     def take_lease_epoch(self, epoch: int) -> None:
         """Before this node takes the lease with it: whatever the store loses, the epoch is not taken twice. Raises as `accept`."""
         with self._transaction() as db:
-            db.execute("UPDATE heard SET lease_epoch = max(lease_epoch, ?)", (epoch,))
+            _hear(db, lease_epoch=epoch)
 
     def authority_heard_at(self) -> datetime | None:
         """When the newest thing of an authority that was accepted here was signed, as `authority_stale` takes it."""
@@ -289,25 +260,25 @@ class ClusterFences:
     def hear(self, issued_at: datetime) -> None:
         """A bundle of the cluster was accepted, or a lease seen renewed. Raises as `accept`."""
         with self._transaction() as db:
-            _hear(db, issued_at)
+            _hear(db, issued_at=issued_at)
 
-    def _row(self, sql: str, *values: object) -> tuple[str | int | float, ...] | None:
-        with self._lock:
-            row: tuple[str | int | float, ...] | None = self._connection.execute(sql, values).fetchone()
-            return row
+    def _row(self, sql: str, *values: object) -> tuple[Any, ...] | None:
+        return next(iter(self._files.rows(sql, values)), None)
 
-    def _damaged(self, what: str) -> StateError:
+    def _damaged(self) -> StateError:
         return StateError(
             "cluster.state_damaged",
-            f"what this node remembers of its cluster cannot be trusted: {what}",
+            f"what this node remembers of its cluster is lost, and it believes nobody: {self._files.lost}",
             place=str(self._path),
-            next_step="give the node a new identity (sbctl cluster rotate NODE), move this file away, then sbctl apply",
+            next_step=f"give the node a new identity (sbctl cluster rotate NODE, sbctl apply), then move {self._path.name} and "
+            f"{COPY_NAME} away on it and restart its runtime: it then learns all anew, as a new node does",
         )
 
     def close(self) -> None:
-        with self._lock, contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        self._files.close()
 
 
-def _hear(db: sqlite3.Connection, issued_at: datetime) -> None:
-    db.execute("UPDATE heard SET authority_at = max(coalesce(authority_at, 0), ?)", (issued_at.timestamp(),))
+def _hear(db: Writing, *, lease_epoch: int = 0, issued_at: datetime | None = None) -> None:
+    _, epoch, heard, *_ = db.rows("SELECT * FROM heard")[0]
+    times = [] if issued_at is None else [issued_at.timestamp()]
+    db.put("heard", [(1, max(epoch, lease_epoch), max([*([] if heard is None else [heard]), *times], default=None))])
