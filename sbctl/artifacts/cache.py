@@ -27,7 +27,7 @@ from sbctl.artifacts.formats.architectures import read_shape
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.locks import artifact_lock_path, hold, lease_path, mutation_lock_path, require_locks
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
-from sbctl.artifacts.partial import fetched_bytes
+from sbctl.artifacts.partial import fetched_bytes, taken_bytes
 from sbctl.artifacts.seal import MANIFEST, Manifest, broken_seal, digest_of_name, read_manifest, seal_files
 from sbctl.artifacts.usage import forget_usage, note_use
 from sbctl.base import fs
@@ -54,6 +54,8 @@ class CacheEntry:
     reason: str | None = None
     shape: ModelShape | None = None
     """What the model needs, by the headers of its weights."""
+    taken_bytes: int = 0
+    """Of a partial one: what it has of the disk, space that is reserved for what has not come included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,9 @@ class ArtifactCache:
             reason = broken_seal(snapshot, manifest)
             state: Literal["ready", "corrupt"] = "corrupt" if reason else "ready"
             return CacheEntry(artifact, state, manifest.facts.total_bytes, reason, manifest.shape)
-        fetched = fetched_bytes(self.partials_path(artifact))
-        return CacheEntry(artifact, "partial", fetched) if fetched else None
+        partials = self.partials_path(artifact)
+        fetched, taken = fetched_bytes(partials), taken_bytes(partials)
+        return CacheEntry(artifact, "partial", fetched, taken_bytes=taken) if fetched or taken else None
 
     def entries(self) -> tuple[CacheEntry, ...]:
         """Every artifact of which something is here, by name."""

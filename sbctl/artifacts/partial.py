@@ -15,7 +15,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from sbctl.base.display import format_bytes
 from sbctl.base.errors import ArtifactError, InputError, SbctlError
 from sbctl.base.limits import MIB
 
-__all__ = ["Partial", "Validator", "fetched_bytes", "held_bytes", "require_space"]
+__all__ = ["Partial", "Validator", "fetched_bytes", "held_bytes", "require_space", "taken_bytes"]
 
 _COPY_BYTES: Final = 1 << 20
 _JOURNAL_MAX_BYTES: Final = 16 * MIB
@@ -49,12 +49,25 @@ def require_space(directory: Path, need_bytes: int) -> None:
 def held_bytes(target: Path) -> int:
     """What unfinished files of `target` take on the disk, space that is reserved for what has not come included: whoever goes on with
     them, or begins anew in their place, does not need it once more. Never fails."""
+    return _blocks(target.parent, lambda name: name.startswith(f"{target.name}.") and name.endswith(".part"))
+
+
+def taken_bytes(directory: Path) -> int:
+    """The same of all downloads in a directory, with files that are whole already. Never fails."""
+    return _blocks(directory, lambda name: name.endswith(".part") or _is_whole(name))
+
+
+def _blocks(directory: Path, counts: Callable[[str], bool]) -> int:
     total = 0
     with contextlib.suppress(OSError):
-        for entry in os.scandir(target.parent):
-            if entry.name.startswith(f"{target.name}.") and entry.name.endswith(".part"):
+        for entry in os.scandir(directory):
+            if counts(entry.name):
                 total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
     return total
+
+
+def _is_whole(name: str) -> bool:
+    return not (name.endswith((".part", ".journal")) or ".claim-" in name)
 
 
 def _full(directory: Path, need_bytes: int, free: int) -> ArtifactError:
@@ -435,7 +448,7 @@ def fetched_bytes(directory: Path) -> int:
             if entry.name.endswith(".journal"):
                 record = _read(Path(entry.path))
                 total += _bytes_of(record) if record is not None else 0
-            elif entry.is_file(follow_symlinks=False) and not (entry.name.endswith(".part") or ".claim-" in entry.name):
+            elif entry.is_file(follow_symlinks=False) and _is_whole(entry.name):
                 total += entry.stat(follow_symlinks=False).st_size
     except OSError:
         return total

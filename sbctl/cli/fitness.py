@@ -64,15 +64,20 @@ def need_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
     }
     free = snapshot.disk.cache_free_bytes
     if missing and free is not None:
-        yield _disk(host.name, missing.values(), free)
+        taken = {artifact.artifact: artifact.taken_bytes for artifact in snapshot.artifacts}
+        yield _disk(host.name, missing.values(), taken, free)
 
 
-def _disk(host: str, missing: Iterable[ArtifactFacts], free: int) -> Check:
-    need = sum(facts.total_bytes for facts in missing)
+def _disk(host: str, missing: Iterable[ArtifactFacts], taken: Mapping[str, int], free: int) -> Check:
+    """What a download that was interrupted has of the disk already is not asked of it once more."""
+    wanted = list(missing)
+    has = sum(min(facts.total_bytes, taken.get(facts.artifact, 0)) for facts in wanted)
+    total = sum(facts.total_bytes for facts in wanted)
+    begun = f", {format_bytes(has)} of it have their place on the disk already" if has else ""
     return Check(
         "disk for weights",
-        "pass" if need < free else "fail",
-        f"{format_bytes(need)} to fetch, {format_bytes(free)} free",
+        "pass" if total - has < free else "fail",
+        f"{format_bytes(total)} to fetch{begun}, {format_bytes(free)} free",
         "free space, or set proxy.model_host.cache.directory to a larger disk",
         host,
     )

@@ -251,6 +251,8 @@ class ArtifactState(_Fact):
     reason: str | None = None
     shape: ModelShape | None = None
     """What the model needs, by the headers of its weights; None where they say nothing, or an older version published them."""
+    taken_bytes: int = 0
+    """Of a partial one: what it has of the disk, space that is reserved for what has not come included."""
 
 
 class MemoryRecord(_Fact):

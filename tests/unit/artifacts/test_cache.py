@@ -279,3 +279,20 @@ def test_the_artifact_id_is_of_the_content_alone() -> None:
     )
     assert artifact_id("gguf", files) == artifact_id("gguf", files[::-1])
     assert artifact_id("gguf", files) != artifact_id("safetensors", files)
+
+
+def test_space_that_an_unfinished_download_reserved_is_told_before_a_byte_came(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path)
+    partials = cache.partials_path("a" * 64)
+    partials.mkdir(parents=True)
+    assert cache.entry("a" * 64) is None
+    with (partials / f"{'b' * 64}.token.part").open("wb") as part:
+        os.posix_fallocate(part.fileno(), 0, 1 << 20)
+    entry = cache.entry("a" * 64)
+    assert entry is not None
+    assert (entry.state, entry.size_bytes) == ("partial", 0)
+    assert entry.taken_bytes >= 1 << 20
+    (partials / ("c" * 64)).write_bytes(b"x" * 8192)
+    (whole,) = cache.entries()
+    assert whole.size_bytes == 8192
+    assert whole.taken_bytes >= (1 << 20) + 8192

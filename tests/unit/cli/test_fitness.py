@@ -25,7 +25,16 @@ from sbctl.cli.fitness import (
 from sbctl.cli.planning import Planned
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 from sbctl.config.load import load
-from sbctl.node.snapshot import DiskState, HostFacts, NodePathsState, NodeSnapshot, PortHolder, RuntimeState
+from sbctl.node.snapshot import (
+    ArtifactState,
+    DiskState,
+    HostFacts,
+    NodePathsState,
+    NodeSnapshot,
+    PortHolder,
+    RuntimeState,
+)
+from sbctl.views.host_views import Check
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 NVIDIA = {
@@ -72,6 +81,22 @@ def test_clocks_apart_are_told_but_not_the_time_that_asking_took(apart_s: int, w
     assert check.verdict == verdict
     assert verdict == "pass" or "timedatectl" in check.next_step
     assert list(clock_check("h", HostFacts(now="whenever"), NOW, 0)) == []
+
+
+def test_what_an_interrupted_download_has_of_the_disk_is_not_asked_for_again(tmp_path: Path) -> None:
+    wanted = host(tmp_path)
+    facts = wanted.deployments["chat"].artifact
+
+    def disk(taken: int) -> Check:
+        begun = ArtifactState(artifact=facts.artifact, state="partial", size_bytes=0, taken_bytes=taken)
+        seen = told(disk={"cache_free_bytes": GIB}).model_copy(update={"artifacts": (begun,)})
+        return next(check for check in need_checks(wanted, seen) if check.name == "disk for weights")
+
+    assert disk(0).verdict == "fail"
+    reserved = disk(facts.total_bytes - GIB // 2)
+    assert reserved.verdict == "pass"
+    assert "have their place on the disk already" in reserved.detail
+    assert disk(9 * facts.total_bytes).verdict == "pass", "blocks are a little more than bytes"
 
 
 @pytest.mark.parametrize(
