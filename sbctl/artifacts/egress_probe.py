@@ -8,36 +8,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field
 from yarl import URL
 
 from sbctl.artifacts.fetch_policy import FetchSettings, shown
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.model import ArtifactFacts
+from sbctl.artifacts.source_answer import TEXT_MAX_CHARS, SourceAnswer
 from sbctl.artifacts.sources import named_sources
 from sbctl.base.errors import SbctlError
 
-__all__ = ["SourceAnswer", "ask_sources"]
+__all__ = ["ask_sources"]
 
 _AT_ONCE: Final = 8
 _ANSWERS: Final = frozenset({200, 206, 416})
-_TEXT_MAX_CHARS: Final = 512
-_Text = Annotated[str, Field(max_length=_TEXT_MAX_CHARS)]
-
-
-class SourceAnswer(BaseModel):
-    """`source` as the catalog has it, of `model`. `address` is what was asked; `said` why that is no answer, empty when it is one."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
-
-    source: _Text
-    model: _Text
-    address: _Text = ""
-    answered: bool = False
-    said: _Text = ""
-    milliseconds: int = Field(default=0, ge=0)
 
 
 async def ask_sources(
@@ -57,7 +42,7 @@ async def ask_sources(
 
 async def _ask(facts: ArtifactFacts, number: int, fetcher: Fetcher, deadline_s: float) -> SourceAnswer:
     source = named_sources(facts.files[0], facts, fetcher)[number]
-    told = SourceAnswer(source=source.name[:_TEXT_MAX_CHARS], model=f"{facts.model}:{facts.variant}")
+    told = SourceAnswer(source=source.name[:TEXT_MAX_CHARS], model=f"{facts.model}:{facts.variant}")
     began_s, address, said = time.monotonic(), "", ""
     try:
         async with asyncio.timeout(deadline_s):
@@ -70,7 +55,7 @@ async def _ask(facts: ArtifactFacts, number: int, fetcher: Fetcher, deadline_s: 
     except SbctlError as error:
         said = error.message
     took_ms = int((time.monotonic() - began_s) * 1000)
-    changes = {"address": address[:_TEXT_MAX_CHARS], "answered": not said, "said": said[:_TEXT_MAX_CHARS]}
+    changes = {"address": address[:TEXT_MAX_CHARS], "answered": not said, "said": said[:TEXT_MAX_CHARS]}
     return told.model_copy(update={**changes, "milliseconds": took_ms})
 
 

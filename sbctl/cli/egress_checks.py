@@ -12,9 +12,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from sbctl.artifacts.egress_probe import SourceAnswer, ask_sources
+from sbctl.artifacts.egress_probe import ask_sources
 from sbctl.artifacts.fetch_policy import FetchSettings, shown
 from sbctl.artifacts.model import ArtifactFacts
+from sbctl.artifacts.source_answer import SourceAnswer
 from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.limits import CONNECT_MAX_PARALLEL, NODE_CALL_DEADLINE_S
 from sbctl.config.compiled import CompiledConfig, CompiledHost

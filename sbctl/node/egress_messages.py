@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sbctl.artifacts.egress_probe import SourceAnswer
 from sbctl.artifacts.model import ArtifactFacts
+from sbctl.artifacts.source_answer import SourceAnswer
 from sbctl.node.params import Params
 
 __all__ = ["EgressCheck", "EgressTold"]

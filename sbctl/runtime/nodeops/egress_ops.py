@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sbctl.artifacts.egress_probe import SourceAnswer, ask_sources
+from sbctl.artifacts.egress_probe import ask_sources
+from sbctl.artifacts.source_answer import SourceAnswer
 from sbctl.node.egress_messages import EgressCheck, EgressTold
 from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from sbctl.artifacts.egress_probe import SourceAnswer, ask_sources
+from sbctl.artifacts.egress_probe import ask_sources
 from sbctl.artifacts.fetch_policy import FetchSettings
+from sbctl.artifacts.source_answer import SourceAnswer
 from sbctl.base.errors import HostError
 from sbctl.base.limits import GIB
 from sbctl.cli.egress_checks import egress_line, needed_artifacts, source_checks
