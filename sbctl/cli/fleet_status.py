@@ -91,7 +91,7 @@ def status_of(host: str, found: NodeSnapshot | SbctlError, known: Remembered, no
         runtime_version=found.runtime.version_running or found.runtime.current_version,
         service=service,
         leased_by=None if lease is None else lease.owner,
-        revision=None if found.bundle is None else found.bundle.revision,
+        revision=_held_revision(found),
         recorded_revision=known.revision,
         deployments=rows,
         running=sum(row.running for row in rows),
@@ -118,16 +118,28 @@ def _problems(found: NodeSnapshot, known: Remembered, now: datetime) -> Iterator
     if not runtime.healthy:
         yield "the runtime runs and is not healthy: it is starting, or sbctl logs says why"
         return
-    held = None if found.bundle is None else found.bundle.revision
+    held = _held_revision(found)
     if known.revision is not None and held != known.revision:
         yield f"it serves revision {held or 'none'}, and the state remembers {known.revision}: sbctl plan"
-    served = {one.deployment for one in found.deployments}
+    cluster = found.cluster
+    if cluster is not None and cluster.problem:
+        yield f"it stands alone in its cluster: {cluster.problem}"
+    is_placed = cluster is not None and cluster.bundle is not None
+    served = (
+        set(cluster.members) if cluster is not None and is_placed else {one.deployment for one in found.deployments}
+    )
     for missing in sorted(known.deployments - served):
         yield f"deployment {missing} is not there: sbctl plan"
     for deployment in found.deployments:
         yield from _broken(deployment)
     yield from _certificate_problems(found.certificate, now)
     yield from certificate_problems(runtime.tls, now)
+
+
+def _held_revision(found: NodeSnapshot) -> int | None:
+    """Of the bundle that counts on the host: its cluster's, if it is in one that has a bundle; where it runs is the cluster's matter."""
+    bundle = found.bundle if found.cluster is None or found.cluster.bundle is None else found.cluster.bundle
+    return None if bundle is None else bundle.revision
 
 
 def _store_problems(store: StoreState | None) -> Iterator[str]:

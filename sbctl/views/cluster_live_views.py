@@ -27,6 +27,10 @@ _BAD_PHASES: Final = frozenset({"timed_out", "no_room", "restoring", "restored"}
 _REASONS_SHOWN: Final = 4
 _NODES_NAMED: Final = 3
 _ACTIONS_SHOWN: Final = 8
+_ROLES_COLUMNS: Final = 72
+"""A narrower terminal has no column for them."""
+_OF_THE_STORE: Final = "snapshot_expired"
+"""While the store is not heard no word of anybody arrives: that is the store's fault, and told as such."""
 _NODES_SHOWN: Final = 200
 """Rows of a table that a person reads; who is not well is among them first, and JSON has all."""
 
@@ -60,7 +64,8 @@ def live_text(host: str, status: ClusterStatus, silent: Mapping[str, SbctlError]
         parts.append(line)
     if said:
         parts.append(Text(""))
-    parts += [_head(host, status), Text(""), _deployment_table(status), Text(""), _node_table(status)]
+    tables = (_deployment_table(status), Text(""), _node_table(status, width))
+    parts += [_head(host, status, width), Text(""), *tables]
     return Group(*parts, Text(f"\n{_verdict(status, len(said))}"))
 
 
@@ -68,7 +73,7 @@ def alerts(status: ClusterStatus) -> tuple[str, ...]:
     """What somebody should know now, the worst first; empty: all is well."""
     return (
         *_store_alerts(status),
-        *(text for node in status.nodes for text in _node_alerts(node)),
+        *(text for node in status.nodes if not _is_for_want_of_the_store(status, node) for text in _node_alerts(node)),
         *(text for one in status.deployments for text in _deployment_alerts(one)),
     )
 
@@ -88,6 +93,10 @@ def _store_alerts(status: ClusterStatus) -> Iterator[str]:
         yield f"{status.local_node_id}: {status.problem}"
     for what, why in sorted(status.local_problems.items()):
         yield f"{status.local_node_id}: {what}: {why}"
+
+
+def _is_for_want_of_the_store(status: ClusterStatus, node: StatusNode) -> bool:
+    return status.store.state != "connected" and node.unhealthy_reasons == (_OF_THE_STORE,)
 
 
 def _node_alerts(node: StatusNode) -> Iterator[str]:
@@ -144,7 +153,7 @@ def _heard(node: StatusNode) -> str:
     return f"heard {format_duration_s(node.snapshot_age_ms / 1000)} ago"
 
 
-def _head(host: str, status: ClusterStatus) -> RenderableType:
+def _head(host: str, status: ClusterStatus, width: int) -> RenderableType:
     told = status.deployment_authority
     revision = told.get("active_revision")
     holder = told.get("signer_node_id")
@@ -161,7 +170,9 @@ def _head(host: str, status: ClusterStatus) -> RenderableType:
     ]
     if len(status.actions) > _ACTIONS_SHOWN:
         fields.append(("", f"and {len(status.actions) - _ACTIONS_SHOWN} more (--format json)"))
-    return render_fields([(label, safe(text)) for label, text in fields], title=f"Cluster {status.cluster_id}")
+    return render_fields(
+        [(label, safe(text)) for label, text in fields], title=f"Cluster {status.cluster_id}", width=width
+    )
 
 
 def _deployment_table(status: ClusterStatus) -> RenderableType:
@@ -170,13 +181,25 @@ def _deployment_table(status: ClusterStatus) -> RenderableType:
         [
             one.deployment_id,
             one.generation,
-            f"{one.ready_replicas}/{one.desired_replicas}",
+            f"{_ready(status, one)}/{one.desired_replicas}",
             joined((one.phase, *_leaving(one)), ", "),
             _places(one),
         ]
         for one in status.deployments
     ]
     return render_rows(columns, rows, empty="nothing is placed")
+
+
+def _ready(status: ClusterStatus, one: StatusDeployment) -> int:
+    """Of nodes that count; while the store is not heard, as it was last heard."""
+    if status.store.state == "connected":
+        return one.ready_replicas
+    return sum(
+        replica.state == "ready" and replica.deployment_generation == one.generation
+        for node in status.nodes
+        for replica in node.replicas
+        if replica.deployment == one.deployment_id
+    )
 
 
 def _leaving(one: StatusDeployment) -> Iterator[str]:
@@ -193,10 +216,11 @@ def _places(one: StatusDeployment) -> str | None:
     return ", ".join(named[: 2 * _NODES_NAMED]) + (f" and {more} more" if more > 0 else "") or None
 
 
-def _node_table(status: ClusterStatus) -> RenderableType:
+def _node_table(status: ClusterStatus, width: int) -> RenderableType:
+    has_roles = width >= _ROLES_COLUMNS
     columns: list[Column | str] = [
-        "node", Column("health", style_by=_HEALTH_STYLES), "roles", Column("heard", "right"), Column("ready", "right"),
-        "reasons",
+        "node", Column("health", style_by=_HEALTH_STYLES), *(["roles"] if has_roles else []), Column("heard", "right"),
+        Column("ready", "right"), "reasons",
     ]  # fmt: skip
     order = {"unhealthy": 0, "degraded": 1}
     listed = sorted(status.nodes, key=lambda node: (order.get(node.health, 2), node.node_id))
@@ -204,7 +228,7 @@ def _node_table(status: ClusterStatus) -> RenderableType:
         [
             node.node_id,
             "removed" if node.removed else node.health,
-            ", ".join(node.roles) or None,
+            *([", ".join(node.roles) or None] if has_roles else []),
             None if node.snapshot_age_ms is None else format_duration_s(node.snapshot_age_ms / 1000),
             sum(replica.state == "ready" for replica in node.replicas) if "worker" in node.roles else None,
             ", ".join(node.unhealthy_reasons) or None,
@@ -219,7 +243,7 @@ def _node_table(status: ClusterStatus) -> RenderableType:
 def _verdict(status: ClusterStatus, said: int) -> str:
     health = Counter(node.health for node in status.nodes if not node.removed)
     counted = ", ".join(f"{health[word]} {word}" for word in _HEALTH_STYLES if health[word])
-    ready = sum(one.ready_replicas for one in status.deployments)
+    ready = sum(_ready(status, one) for one in status.deployments)
     wanted = sum(one.desired_replicas for one in status.deployments)
     alerted = f"; {plural(said, 'alert')}" if said else ""
     return f"{plural(sum(health.values()), 'node')}: {counted or 'none'}; {ready} of {wanted} replicas ready{alerted}"

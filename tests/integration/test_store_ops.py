@@ -27,6 +27,7 @@ from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.store_health import look
 from sbctl.runtime.nodeops.store_ops import install_store, refresh_store, remove_store, store_state
+from sbctl.runtime.supervise import STORE, stop_supervised
 from tests.simulators.nats_cluster import ServerIdentities, free_ports, pinned_wheel, store_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -188,6 +189,16 @@ def test_three_stores_change_one_by_one_and_only_with_quorum(
     data = a.context.paths.state / "store"
     assert len([path for path in data.iterdir() if path.is_dir()]) == 1
     assert store_state(a.context)["leader"] == "a"
+
+
+def test_three_stores_that_all_stopped_come_back_one_after_another(hosts: list[Host]) -> None:
+    for at, host in enumerate(hosts):
+        install_store(host.context, host.request(hosts, "w1", expects_quorum=at > 0))
+    for host in hosts:
+        stop_supervised(host.context.paths, what=STORE)
+    for host in hosts:
+        install_store(host.context, host.request(hosts, "w1", expects_quorum=True))
+    assert [store_state(host.context)["whole"] for host in hosts[1:]] == [True, True]
 
 
 def test_a_store_that_is_killed_comes_back_and_its_parent_takes_it_along(hosts: list[Host]) -> None:

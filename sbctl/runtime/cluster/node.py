@@ -368,9 +368,9 @@ class ClusterNode:
 
     def _problem(self) -> str | None:
         placement = None if self.controller is None else self.controller.problem
-        for error in (self.trust.problem, self.obedience.refusal, placement):
+        for error in (self.fences.problem, self.trust.problem, self.obedience.refusal, placement):
             if error is not None:
-                return error.message[:512]
+                return (f"{error.message}: {error.next_step}" if error.next_step else error.message)[:512]
         return None
 
     # What goes on

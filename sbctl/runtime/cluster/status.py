@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sbctl.base.clock import rfc3339
 from sbctl.node.cluster_documents import NodeSnapshotDocument
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
 from sbctl.node.snapshot import BundleState
@@ -66,7 +67,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
         "unhealthy_nodes": [_alert(row) for row in unhealthy],
         "store": {
             "state": facts.store.state,
-            "since": facts.store.since.isoformat(),
+            "since": rfc3339(facts.store.since),
             "server": facts.store.server,
             "problem": facts.store.problem,
         },

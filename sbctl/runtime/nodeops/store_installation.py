@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +41,7 @@ _PEERS_S: Final = 60.0
 _START_S: Final = 60.0
 _WHOLE_S: Final = 120.0
 _RELOAD_S: Final = 20.0
+_LISTENS_S: Final = 3.0
 _POLL_S: Final = 0.1
 
 
@@ -210,7 +212,10 @@ class Installation:
             raise self._not_started(done.tail())
 
     def await_start(self, *, whole: bool) -> Health:
-        """The server answers; with `whole`, it also is an up-to-date member of a group that has a leader."""
+        """The server answers; with `whole`, it also is an up-to-date member of a group that has a leader.
+
+        Where no other member listens there is no group to be whole with, and theirs is the next turn.
+        """
         found: list[Health] = []
 
         def answers() -> bool:
@@ -220,7 +225,8 @@ class Installation:
 
         if not self._await(answers, _START_S):
             raise self._not_started("it does not answer")
-        if not whole:
+        others = [(each.address, each.port) for each in self._params.members if each.node_id != self._params.node_id]
+        if not whole or (others and not any(_listens(*each) for each in others)):
             return found[0]
         self._context.report(0, None, "waiting until the store is whole")
         if not self._await(lambda: answers() and found[0].is_whole and found[0].leader is not None, _WHOLE_S):
@@ -293,3 +299,11 @@ class Installation:
             place=self._params.node_id,
             next_step=f"look at: systemctl status {STORE_UNIT}",
         )
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=_LISTENS_S):
+            return True
+    except OSError:
+        return False

@@ -156,9 +156,9 @@ def test_what_is_wrong_stands_on_top_and_is_exit_8(changed: dict[str, Any], said
     assert live_body("a", told(**changed), status, {})["exit_code"] == 8
 
 
-def shown(status: ClusterStatus, silent: Mapping[str, SbctlError] | None = None) -> str:
+def shown(status: ClusterStatus, silent: Mapping[str, SbctlError] | None = None, *, width: int = 80) -> str:
     out = io.StringIO()
-    Console(file=out, width=80, color_system=None).print(live_text("a", status, silent or {}, width=80))
+    Console(file=out, width=width, color_system=None).print(live_text("a", status, silent or {}, width=width))
     return out.getvalue()
 
 
@@ -172,6 +172,45 @@ def test_a_cluster_that_is_well_is_told_in_80_columns() -> None:
         assert part in text
     assert text.rstrip().endswith("1 node: 1 healthy; 2 of 2 replicas ready")
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 110])
+def test_each_width_holds_names_and_health_whole_and_foreign_text_obeys_nobody(width: int) -> None:
+    foreign = {
+        **NODE,
+        "node_id": "w2",
+        "health": "unhealthy",
+        "unhealthy_reasons": ["[b]\x1b[31m\u202e"],
+        "problem": "\x1b]8;;x",
+    }
+    roles = {**NODE, "roles": ["gateway", "worker", "authority"]}
+    text = shown(read(nodes=[roles, foreign]), width=width)
+    assert not {"\x1b", "\u202e"} & set(text)
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("w1", "w2", "healthy", "unhealthy", "chat", "2/2"):
+        assert any(word in line.split() for line in text.splitlines()), word
+    assert ("gateway" in text) == (width >= 72)
+
+
+def test_while_the_store_is_away_its_silence_is_nobody_elses_and_what_runs_is_counted() -> None:
+    silent = {
+        **NODE,
+        "health": "unhealthy",
+        "unhealthy": True,
+        "unhealthy_reasons": ["snapshot_expired"],
+        "model_eligible": False,
+    }
+    ill = {**silent, "node_id": "w2", "unhealthy_reasons": ["identity_revoked"], "replicas": []}
+    status = read(
+        nodes=[silent, ill],
+        deployments=[{**DEPLOYMENT, "ready_replicas": 0}],
+        store={"state": "no_quorum", "since": "2026-11-29T12:00:00Z"},
+    )
+    told_of = alerts(status)
+    assert len(told_of) == 2
+    assert "has no quorum" in told_of[0]
+    assert told_of[1].startswith("w2 is unhealthy (identity_revoked)")
+    assert "1 of 2 replicas ready" in shown(status)
 
 
 def test_who_left_and_said_so_is_no_alert() -> None:

@@ -14,6 +14,7 @@ from sbctl.cli.fleet_status import Remembered, status_of
 from sbctl.node.snapshot import (
     BundleState,
     CertificateState,
+    ClusterState,
     DeploymentState,
     DrainState,
     HostFacts,
@@ -48,6 +49,11 @@ def judged(snapshot: NodeSnapshot | SbctlError, known: Remembered = KNOWN) -> Ho
     return status_of("gpu-a", snapshot, known, NOW)
 
 
+def in_cluster(revision: int, **more: Any) -> ClusterState:
+    bundle = BundleState(revision=revision, content_digest="d")
+    return ClusterState(**{"cluster_id": "prod", "bundle": bundle, "members": {"chat": "d"}, **more})
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -57,6 +63,13 @@ def judged(snapshot: NodeSnapshot | SbctlError, known: Remembered = KNOWN) -> Ho
         ({"store": StoreState()}, "store does not run here"),
         ({"store": StoreState(running=True, problem="no meta leader")}, "not whole: no meta leader"),
         ({"bundle": None}, "revision none, and the state remembers 12"),
+        ({"bundle": None, "cluster": ClusterState(cluster_id="c")}, "revision none, and the state remembers 12"),
+        ({"bundle": None, "cluster": in_cluster(11)}, "revision 11"),
+        ({"bundle": None, "cluster": in_cluster(12, members={})}, "deployment chat is not there"),
+        (
+            {"bundle": None, "cluster": in_cluster(12, problem="cluster.db is lost: do this")},
+            "cluster.db is lost: do this",
+        ),
         ({"bundle": BundleState(revision=11, content_digest="d")}, "revision 11"),
         ({"deployments": ()}, "deployment chat is not there"),
         (
@@ -78,6 +91,7 @@ def test_what_is_wrong_is_degraded_and_said(given: dict[str, Any], said: str) ->
     ("given", "said"),
     [
         ({}, ""),
+        ({"bundle": None, "deployments": (), "cluster": in_cluster(12)}, ""),
         ({"drain": DrainState(by="ops@x", since="2026-11-29T11:00:00Z")}, "sbctl host resume gpu-a"),
         ({"lease": LeaseState(owner="ci@runner", purpose="apply serial 3")}, "ci@runner is changing it"),
         ({"certificate": CertificateState(not_after="2026-12-05T00:00:00Z")}, "ends 2026-12-05: sbctl apply renews it"),
