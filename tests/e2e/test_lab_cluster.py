@@ -1,9 +1,10 @@
-"""A fleet over SSH becomes a cluster while it is asked all the time, on three hosts with systemd and the real engine; and is taken away as one."""
+"""A fleet over SSH becomes a cluster while it is asked all the time, on three hosts with systemd and the real engine; a worker of it dies, it is
+updated, and it is taken away as one. Six hosts and many more faults are in `test_lab_six_hosts`.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 import urllib.error
@@ -11,28 +12,18 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
+from tests.lab.cluster_faults import kill_processes
+from tests.lab.cluster_lab import ClusterLab
 from tests.lab.fixture import Lab, LabHost
-from tests.simulators.operator_world import SBCTL, OperatorWorld, new_world
+from tests.simulators.operator_world import new_world
 
 pytestmark = [pytest.mark.lab, pytest.mark.engine, pytest.mark.timeout(900)]
 
 BODY = json.dumps({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}).encode()
-
-
-def sbctl(world: OperatorWorld, *arguments: str) -> str:
-    world.save()
-    done = subprocess.run(
-        [SBCTL, *arguments],
-        cwd=world.fleet, env=world.environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, (
-        f"{arguments} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    )
-    return done.stdout
+ROLES = {"h1": ("gateway", "worker", "authority"), "h2": ("gateway", "worker"), "h3": ("gateway", "worker")}
 
 
 def asked(host: LabHost) -> tuple[int, str]:
@@ -69,46 +60,34 @@ def load(*hosts: LabHost) -> Iterator[Counter[tuple[int, str]]]:
             thread.join()
 
 
-def config_of(lab: Lab) -> dict[str, Any]:
-    provider = {"name": "p", "provider_type": "managed_model", "deployment": "chat", "models": ["m"]}
-    chat = {"model": "smollm2-135m-instruct", "variant": "q4_1", "replicas": 1, "warm": True}
-    return {
-        "fleet": {
-            "name": "lab",
-            "public": True,
-            "identity": {"directory": "./cluster"},
-            "ssh": {"user": "root", "identity_file": lab.hosts[0].identity_file},
-            "defaults": {"delivery": "push", "roles": ["gateway", "worker"]},
-            "hosts": {
-                host.name: {
-                    "address": host.address,
-                    "host_key": host.fingerprint,
-                    **({"roles": roles} if roles else {}),
-                }
-                for host, roles in zip(lab.hosts, (["gateway", "worker", "authority"], None, None), strict=True)
-            },
-        },
-        "proxy": {"http_bind_port": 8080, "bind_address": "0.0.0.0", "model_host": {"deployments": {"chat": chat}}},
-        "origins": {"localhost": {"action": {"type": "ai_proxy", "providers": [provider]}}},
-    }
-
-
-def test_a_fleet_becomes_a_cluster_under_load_without_a_failed_request_and_goes_as_one(lab: Lab) -> None:
+def test_a_fleet_becomes_a_cluster_without_a_failed_request_outlives_a_worker_and_an_update_and_goes_as_one(
+    lab: Lab,
+) -> None:
     for host in lab.hosts:
         lab.pristine(host)
     with new_world() as world:
-        world.config = config_of(lab)
-        sbctl(world, "cluster", "init", "--cluster-id", "lab")
-        sbctl(world, "apply", "--yes")
+        cluster = ClusterLab(lab, world, ROLES)
+        becomes = world.config["proxy"].pop("cluster")
+        cluster.chat["replicas"] = 1
+        cluster.sbctl("cluster", "init", "--cluster-id", "lab")
+        cluster.sbctl("apply", "--yes")
         with load(*lab.hosts[:2]) as seen:
-            world.config["proxy"]["cluster"] = {"cluster_id": "lab"}
-            world.config["proxy"]["model_host"]["deployments"]["chat"]["replicas"] = 2
-            said = sbctl(world, "apply", "--yes")
+            world.config["proxy"]["cluster"] = becomes
+            cluster.chat["replicas"] = 2
+            said = cluster.sbctl("apply", "--yes")
             time.sleep(2)
         assert "placement in lab, 3 workers" in said
         assert {status for status, _ in seen} == {200}, seen
-        assert "No changes" in sbctl(world, "plan")
-        assert {asked(host)[0] for host in lab.hosts} == {200}
-        sbctl(world, "destroy", "--yes")
+        assert "No changes" in cluster.sbctl("plan")
+
+        with cluster.recorded() as recording:
+            worker = cluster.running()[0]
+            with recording.fault("runtime and engines of a worker die", worker):
+                kill_processes(worker)
+            cluster.chat["max_concurrency"] += 1
+            with recording.fault("rolling update", refuses=False):
+                recording.apply()
+            recording.holds()
+        cluster.sbctl("destroy", "--yes")
     for host in lab.hosts:
         assert host.ssh("ls /etc/sbctl /opt/sbctl /var/lib/sbctl 2>/dev/null || true").strip() == ""

@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -70,7 +70,16 @@ class ClusterLab:
 
     def _config(self) -> dict[str, Any]:
         provider = {"name": "p", "provider_type": "managed_model", "deployment": "chat", "models": ["m"]}
-        chat = {"model": "smollm2-135m-instruct", "variant": "q4_1", "replicas": 2, "warm": True, "max_concurrency": 4}
+        chat = {
+            "model": "smollm2-135m-instruct",
+            "variant": "q4_1",
+            "engine": "llama_cpp",
+            # The hosts share one machine's processors.
+            "extra_args": ["--threads", "1"],
+            "replicas": 2,
+            "warm": True,
+            "max_concurrency": 4,
+        }
         return {
             "fleet": {
                 "name": "lab",
@@ -117,9 +126,27 @@ class ClusterLab:
         return document
 
     def running(self) -> list[LabHost]:
-        """The workers on which the newest plan has replicas."""
+        """The workers on which the newest plan has replicas; those that are workers alone first."""
         (chat,) = self.status()["status"]["deployments"]
-        return [self.hosts[name] for name in sorted({one["node_id"] for one in chat["assignments"]})]
+        names = {one["node_id"] for one in chat["assignments"]}
+        return [self.hosts[name] for name in sorted(names, key=lambda name: (len(self.roles[name]), name))]
+
+    def is_moved(self, host: LabHost) -> bool:
+        """Whether all replicas are ready, none of them on `host`."""
+        (chat,) = self.status()["status"]["deployments"]
+        names = {one["node_id"] for one in chat["assignments"]}
+        return host.name not in names and chat["ready_replicas"] == chat["desired_replicas"]
+
+    def lease_holder(self) -> LabHost:
+        return self.hosts[self.status()["status"]["deployment_authority"]["signer_node_id"]]
+
+    def store_leader(self) -> LabHost:
+        """Of the store's members, as one of them says."""
+        for host in self.with_role("authority"):
+            said = json.loads(host.ssh("curl -s -m 5 http://127.0.0.1:8222/jsz"))
+            if name := said.get("meta_cluster", {}).get("leader"):
+                return self.hosts[name]
+        raise AssertionError("the store has no leader")
 
     @contextmanager
     def recorded(self) -> Iterator[Recording]:
@@ -128,6 +155,7 @@ class ClusterLab:
             recording = Recording(self, sight)
             with recording.recorder:
                 recording.settle()
+                recording.published()
                 recording.recorder.load(*recording.gateways, callers=CALLERS, pause_s=PAUSE_S)
                 recording.await_answers()
                 yield recording
@@ -159,8 +187,12 @@ class Recording:
         self.await_answers()
 
     def apply(self) -> None:
-        """sb.yml as it is now; each authority acknowledged it."""
+        """sb.yml as it is now."""
         self._cluster.sbctl("apply", "--yes")
+        self.published()
+
+    def published(self) -> None:
+        """What authorities have was acknowledged."""
         held = self._cluster.status()["status"]["deployment_authority"]
         for host in self._cluster.with_role("authority"):
             self.recorder.published(host.name, held["active_revision"], held["active_content_digest"])
@@ -169,13 +201,14 @@ class Recording:
         """Until gateways and authorities see nothing that is to be done."""
         self.recorder.settles(self._observers, SETTLE_S)
 
-    def await_answers(self, count: int = 2) -> None:
-        """So many whole answers at every gateway, of requests that begin now."""
+    def await_answers(self, count: int = 2, *, at: Sequence[LabHost] = ()) -> None:
+        """So many whole answers at each of these gateways, or at every one, of requests that begin now."""
         began_s, end_s = self.recorder.now_s(), time.monotonic() + SETTLE_S
+        names = [host.name for host in at] or [gateway.name for gateway in self.gateways]
         while True:
             asked = [each for each in self.recorder.history().of(Asked) if each.at_s >= began_s]
             answered = Counter(each.gateway for each in asked if each.outcome == "ok")
-            if all(answered[gateway.name] >= count for gateway in self.gateways):
+            if all(answered[name] >= count for name in names):
                 return
             assert time.monotonic() < end_s, f"too few are answered: {answered}, {asked[-4:]}"
             time.sleep(0.2)

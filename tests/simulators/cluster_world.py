@@ -173,8 +173,13 @@ class ClusterWorld:
         return [await self.start(name) for name in roles]
 
     async def start(self, name: str, engines: EngineWorld | None = None) -> SimNode:
-        made = self.nodes[name] = SimNode(self, self.kits[name], engines or EngineWorld())
+        made = self.make(name, engines)
         await made.start()
+        return made
+
+    def make(self, name: str, engines: EngineWorld | None = None) -> SimNode:
+        """Not started yet."""
+        made = self.nodes[name] = SimNode(self, self.kits[name], engines or EngineWorld())
         return made
 
     def _write(self, name: str, kit: NodeKit) -> None:

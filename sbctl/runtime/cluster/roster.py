@@ -51,7 +51,10 @@ class Roster:
         grace_s: float,
         memory: RosterMemory,
     ) -> None:
-        """`grace_s`: so long after the store came back, snapshots that ended meanwhile still count for requests."""
+        """`grace_s`: so long after the store came back, snapshots that ended meanwhile still count for requests.
+
+        Whom this node knew before is known again when this returns, so that a gateway has somebody to ask at its first request.
+        """
         self._directory = directory
         self._store = store
         self._clock = clock
@@ -66,7 +69,12 @@ class Roster:
         self._listeners: list[Callable[[], None]] = []
         self._was_away_until_s: float | None = None
         self._log = get_log("cluster")
-        self.view: DirectoryView = directory.view(None)
+        kept = memory.recall()
+        self._is_recalled = kept is not None
+        """Nobody was heard yet: whom it knows, it knows from before."""
+        if kept is not None:
+            directory.recall(*kept)
+        self.view: DirectoryView = directory.view(active())
         self.watching_since_ms: int | None = None
         """Since when silence is a node's own: the store has been heard without a break. None: it was not heard yet."""
 
@@ -75,21 +83,14 @@ class Roster:
         self._listeners.append(listener)
 
     async def run(self) -> None:
-        if not self.view.rows:
-            await self._recall()
+        if self._is_recalled:
+            self._is_recalled = False
+            self._was_away_until_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._take())
             group.create_task(self._look())
             group.create_task(self._remember())
-
-    async def _recall(self) -> None:
-        found = await asyncio.to_thread(self._memory.recall)
-        if found is not None:
-            async with self._lock:
-                await asyncio.to_thread(self._directory.recall, *found)
-            self._was_away_until_s = asyncio.get_running_loop().time()
-            await self.refresh()
 
     async def _remember(self) -> None:
         """Who counts and what runs there, soon after that changed; nobody is forgotten for want of the store."""
@@ -183,6 +184,8 @@ class Roster:
         return not row.exclusion or (row.exclusion == "snapshot_expired" and self._is_away())
 
     def _is_away(self) -> bool:
+        if self._is_recalled:
+            return True
         since_s = self._was_away_until_s
         return since_s is not None and asyncio.get_running_loop().time() - since_s <= self._grace_s
 

@@ -270,7 +270,9 @@ def test_a_gateway_that_starts_while_the_store_is_away_asks_the_nodes_that_it_kn
         await gw.crash()
         for name in world.nodes:
             world.store.cut(name)
-        gw = await world.start("gw")
+        gw = world.make("gw")
+        assert gw.node.roster.is_asked(gw.node.roster.view.rows["w1"]), "the first request finds nobody"
+        await gw.start()
         world.store.cut("gw")
         await asyncio.sleep(5 * MINUTE_S)
         row = gw.node.roster.view.rows["w1"]
