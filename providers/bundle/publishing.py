@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from sbctl.base.digests import canonical_json
 from sbctl.base.display import plural
 from sbctl.base.errors import HostError
 from sbctl.base.truths import Desired
-from sbctl.node.cluster_messages import ClusterPublish
+from sbctl.node.cluster_messages import ClusterPublish, NodeProgress
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext, SignedOnce
 from sbctl.trust.cluster_bundle import CLUSTER_BUNDLE_PAYLOAD_TYPE
@@ -20,7 +21,8 @@ from sbctl.trust.cluster_bundle import CLUSTER_BUNDLE_PAYLOAD_TYPE
 __all__ = ["publish"]
 
 _SHOWN_MAX: Final = 5
-_DONE: Final = ("ready", "idle")
+_BEHIND_MAX: Final = 64
+"""Nodes with a next step of their own; all are in `nodes`."""
 
 
 def publish(step: Step, context: PerformContext, desired: Desired, held_revision: int | None) -> Mapping[str, Any]:
@@ -60,12 +62,10 @@ def publish(step: Step, context: PerformContext, desired: Desired, held_revision
 
 
 def _not_ready(desired: Desired, answer: Mapping[str, Any]) -> HostError:
-    nodes, unplaced = answer.get("nodes", {}), answer.get("unplaced", {})
-    said = [
-        f"{name} is {one['state']}{': ' + one['detail'] if one.get('detail') else ''}"
-        for name, one in sorted(nodes.items())
-        if one["state"] not in _DONE
-    ]
+    told = {name: NodeProgress.model_validate(one) for name, one in sorted(answer.get("nodes", {}).items())}
+    behind = {name: one for name, one in told.items() if not one.is_done}
+    unplaced = answer.get("unplaced", {})
+    said = [f"{name} is {one.state}{': ' + one.detail if one.detail else ''}" for name, one in behind.items()]
     said += [f"{name} has no place for {plural(count, 'replica')}" for name, count in sorted(unplaced.items())]
     if not answer.get("in_store"):
         said.insert(0, "the store did not take it yet")
@@ -76,5 +76,12 @@ def _not_ready(desired: Desired, answer: Mapping[str, Any]) -> HostError:
         place=desired.host,
         next_step="the cluster goes on by itself: sbctl plan --explain says where replicas can go, sbctl apply takes note when all is done",
         retryable=True,
-        detail={"nodes": dict(nodes), "unplaced": dict(unplaced)},
+        detail={
+            "nodes": {name: one.model_dump() for name, one in told.items()},
+            "unplaced": dict(unplaced),
+            "behind": {
+                name: {**one.model_dump(), "next_step": one.next_step(name)}
+                for name, one in itertools.islice(behind.items(), _BEHIND_MAX)
+            },
+        },
     )

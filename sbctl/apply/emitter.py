@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sbctl.apply.events import Event, EventSink, Heartbeat, MultiSink, RunningNow, Stamped, StepProgress
+from sbctl.apply.events import Event, EventSink, Heartbeat, MultiSink, NodeProgressed, RunningNow, Stamped, StepProgress
 from sbctl.base.clock import Clock
 from sbctl.base.ids import Address
+from sbctl.node.cluster_messages import read_note
+from sbctl.node.messages import Method
 from sbctl.plan.model import Step
 from sbctl.provider import Progress
 
@@ -29,6 +31,7 @@ class Emitter:
         self._started_s = clock.monotonic_s()
         self._news_s = self._started_s
         self._busy: dict[str, tuple[str, float]] = {}
+        self._nodes: dict[str, tuple[str, str]] = {}
         self._closed = False
 
     @property
@@ -75,17 +78,44 @@ class Emitter:
         return True
 
     def progress(self, host: str, address: Address, step: Step) -> Progress:
-        """A callback that turns the many reports of one step into at most ten events a second, and always the last one."""
-        told: tuple[int, int | None] | None = None
-        told_s = 0.0
+        """A callback that turns the many reports of one step into at most ten events a second, and always the last one. What it is told of
+        nodes of a cluster is told on, each thing once in a run."""
+        return _StepReports(self, host, address, step, self._clock)
 
-        def report(done: int, total: int | None) -> None:
-            nonlocal told, told_s
-            now_s = self._clock.monotonic_s()
-            finished = total is not None and done >= total
-            if (done, total) == told or (told is not None and not finished and now_s - told_s < _PROGRESS_INTERVAL_S):
-                return
-            told, told_s = (done, total), now_s
-            self.emit(StepProgress(host, address, step.key, done, total))
+    def node_progressed(self, event: NodeProgressed) -> None:
+        """Several authorities tell the same of one node."""
+        said = event.state, event.detail
+        if self._nodes.get(event.node) != said:
+            self._nodes[event.node] = said
+            self.emit(event)
 
-        return report
+
+class _StepReports:
+    """As `Listening`, of one step."""
+
+    def __init__(self, emitter: Emitter, host: str, address: Address, step: Step, clock: Clock) -> None:
+        self._emitter = emitter
+        self._host = host
+        self._address = address
+        self._step = step
+        self._clock = clock
+        self._told: tuple[int, int | None] | None = None
+        self._told_s = 0.0
+
+    def __call__(self, done: int, total: int | None) -> None:
+        now_s = self._clock.monotonic_s()
+        finished = total is not None and done >= total
+        if (done, total) == self._told or (
+            self._told is not None and not finished and now_s - self._told_s < _PROGRESS_INTERVAL_S
+        ):
+            return
+        self._told, self._told_s = (done, total), now_s
+        self._emitter.emit(StepProgress(self._host, self._address, self._step.key, done, total))
+
+    def say(self, words: str) -> None:
+        found = read_note(words) if self._step.method == Method.CLUSTER_PUBLISH else None
+        if found is not None:
+            node, one = found
+            self._emitter.node_progressed(
+                NodeProgressed(self._host, self._address, self._step.key, node, one.state, one.detail)
+            )

@@ -1,7 +1,7 @@
 """What happens during an apply, as values: one vocabulary for the live view, plain lines and JSON.
 
     run_started
-      host_started ─► [step_started ─► step_progress* ─► step_finished]* ─► change_done | change_failed | change_skipped ─► host_finished
+      host_started ─► [step_started ─► (step_progress | node_progressed)* ─► step_finished]* ─► change_done | change_failed | change_skipped ─► host_finished
     heartbeat (after ten seconds without other news), rollout_paused (between batches of hosts), cancel_requested
     run_finished
 
@@ -32,6 +32,7 @@ __all__ = [
     "HostFinished",
     "HostStarted",
     "MultiSink",
+    "NodeProgressed",
     "RolloutPaused",
     "RunFinished",
     "RunStarted",
@@ -90,6 +91,20 @@ class StepProgress:
     key: str
     done: int
     total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProgressed:
+    """A node of the cluster got further with the bundle that the step on `host` publishes. `state`: behind, unseen, accepted, prepared,
+    ready, idle (nothing is placed there), failed; `detail`: what it waits for, or why it failed."""
+
+    type: ClassVar[str] = "node_progressed"
+    host: str
+    address: Address
+    key: str
+    node: str
+    state: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +212,7 @@ Event = (
     | HostStarted
     | StepStarted
     | StepProgress
+    | NodeProgressed
     | StepFinished
     | ChangeDone
     | ChangeFailed

@@ -40,9 +40,11 @@ __all__ = [
     "ChangeStatus",
     "HostResult",
     "HostStatus",
+    "NodeBehind",
     "RunStatus",
     "host_status",
     "next_step_of",
+    "nodes_behind",
     "status_counts",
 ]
 
@@ -184,6 +186,28 @@ def next_step_of(change: ChangeResult) -> str | None:
     if change.cause is not None and change.cause.next_step:
         return change.cause.next_step
     return _DEFAULT_NEXT_STEP.get(change.status)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBehind:
+    """A node of a cluster that was not ready with the bundle in time."""
+
+    node: str
+    state: str
+    detail: str
+    next_step: str
+
+
+def nodes_behind(error: SbctlError) -> tuple[NodeBehind, ...]:
+    """Whom `cluster.not_ready` names; nobody for any other error."""
+    told = error.detail.get("behind") if error.code == "cluster.not_ready" else None
+    if not isinstance(told, Mapping):
+        return ()
+    return tuple(
+        NodeBehind(str(node), str(one.get("state", "")), str(one.get("detail", "")), str(one.get("next_step", "")))
+        for node, one in sorted(told.items())
+        if isinstance(one, Mapping)
+    )
 
 
 def host_status(changes: Iterable[ChangeResult], error: SbctlError | None) -> HostStatus:

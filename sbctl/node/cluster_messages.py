@@ -9,7 +9,8 @@ Over the control socket of an authority's runtime:
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Final, Literal, cast, get_args
 
 from pydantic import Field
 
@@ -17,7 +18,11 @@ from sbctl.base.field_types import Id
 from sbctl.base.limits import BUNDLE_DEPLOYMENTS_MAX, BUNDLE_ENVELOPE_MAX_BYTES
 from sbctl.node.params import DIGEST_PATTERN, Params
 
-__all__ = ["ClusterPublish", "ClusterPublished", "NodeProgress"]
+__all__ = ["ClusterPublish", "ClusterPublished", "NodeProgress", "NodeState", "read_note"]
+
+
+NodeState = Literal["unseen", "behind", "accepted", "prepared", "ready", "failed", "idle"]
+_NOTE: Final = re.compile(r"([A-Za-z0-9._-]{1,128}): ([a-z]{1,16})(?: \((.*)\))?", re.DOTALL)
 
 
 class ClusterPublish(Params):
@@ -35,8 +40,37 @@ class ClusterPublish(Params):
 class NodeProgress(Params):
     """How far one node is with what it was assigned. `detail`: why not, in one sentence."""
 
-    state: Literal["unseen", "behind", "accepted", "prepared", "ready", "failed", "idle"]
+    state: NodeState
     detail: str = Field(default="", max_length=512)
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is left to do there."""
+        return self.state in ("ready", "idle")
+
+    def note(self, node: str) -> str:
+        """The words of a progress line."""
+        return f"{node}: {self.state}{f' ({self.detail})' if self.detail else ''}"
+
+    def next_step(self, node: str) -> str:
+        """What to do about a node that stays behind."""
+        match self.state:
+            case "unseen":
+                return f"sbctl status says whether its runtime answers; who is gone for good: sbctl cluster confirm-lost {node}"
+            case "behind":
+                return f"sbctl events {node} says why it did not take the bundle"
+            case "failed":
+                return f"sbctl logs {node} says why; once it is mended it is tried again by itself, or at once: sbctl cluster retry DEPLOYMENT"
+            case _:
+                return "it goes on by itself: sbctl cluster status --watch"
+
+
+def read_note(words: str) -> tuple[str, NodeProgress] | None:
+    """Node and state out of a progress line; None for any other words."""
+    found = _NOTE.fullmatch(words)
+    if found is None or found[2] not in get_args(NodeState):
+        return None
+    return found[1], NodeProgress(state=cast("NodeState", found[2]), detail=(found[3] or "")[:512])
 
 
 class ClusterPublished(Params):

@@ -12,6 +12,7 @@ from typing import Any
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import HostError, SbctlError
+from sbctl.base.progress import tell_words
 from sbctl.base.secret import Secret
 from sbctl.node.frames import encode_frame, read_frame
 from sbctl.node.messages import PROTOCOL_VERSION
@@ -20,6 +21,7 @@ from sbctl.remote.transport import Channel, ChannelBroken, Progress, foreign_err
 __all__ = ["NodeChannel", "NodeMissing"]
 
 _HELLO_STATUS_WAIT_S = 2.0
+_NOTE_MAX_CHARS = 1024
 _CANNOT_EXECUTE = (126, 127)
 
 
@@ -99,6 +101,7 @@ class NodeChannel:
             done, total = step.get("done"), step.get("total")
             if isinstance(done, int):
                 progress(done, total if isinstance(total, int) else None)
+                tell_words(progress, foreign_text(str(step.get("note") or ""), max_chars=_NOTE_MAX_CHARS))
 
     def _read(self, deadline: float, deadline_s: float) -> dict[str, Any]:
         try:

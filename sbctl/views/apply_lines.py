@@ -13,6 +13,7 @@ from sbctl.apply.events import (
     Heartbeat,
     HostFinished,
     HostStarted,
+    NodeProgressed,
     RolloutPaused,
     RunFinished,
     RunStarted,
@@ -39,6 +40,15 @@ _STATUS_WORDS: Final = {
     "interrupted": "interrupted",
     "skipped": "skipped",
     "not_started": "not started",
+}
+_NODE_WORDS: Final = {
+    "unseen": "is not heard",
+    "behind": "has not taken the bundle yet",
+    "accepted": "has accepted the bundle",
+    "prepared": "is prepared",
+    "ready": "is ready",
+    "idle": "is ready, nothing is placed on it",
+    "failed": "has failed",
 }
 _BYTES_FROM: Final = 4096
 """A smaller total counts pieces (wheels, deployments), not bytes."""
@@ -80,6 +90,8 @@ def _line(event: Event) -> str | None:
             return f"{event.host}: comparing the host with the plan"
         case StepStarted():
             return f"{event.host}: {event.title}"
+        case NodeProgressed():
+            return f"{event.host}: {event.node} {_NODE_WORDS.get(event.state, event.state)}{f': {event.detail}' if event.detail else ''}"
         case ChangeDone():
             return f"{event.host}: {event.address} {ACTION_DONE.get(event.action, event.action)} in {format_duration_s(event.duration_s)}"
         case ChangeFailed():

@@ -18,7 +18,7 @@ from typing import Final
 
 from rich.text import Text
 
-from sbctl.apply.outcome import ApplyResult, ChangeResult, HostResult, next_step_of
+from sbctl.apply.outcome import ApplyResult, ChangeResult, HostResult, next_step_of, nodes_behind
 from sbctl.base.display import format_duration_s, plural
 from sbctl.base.errors import SbctlError
 from sbctl.views.apply_json import apply_body, nothing_to_apply_body
@@ -144,6 +144,7 @@ def _problem_lines(outcome: ApplyResult, width: int) -> Iterator[Text]:
             if change.cause is not None:
                 repeated = change.cause is outcome.journal_error
                 yield from () if repeated else _cause(change.cause, next_step_of(change), width)
+                yield from () if repeated else _behind_lines(change.cause, width)
     for host in outcome.hosts:
         if host.error is not None:
             yield _headline(_SIGNS["not_started"], safe(host.host), "nothing was started here", host.status, width)
@@ -178,6 +179,16 @@ def _cause(error: SbctlError, next_step: str | None, width: int) -> Iterator[Tex
     yield sentence(f"{safe(error.code)}: {safe(error.message)}{place}", indent=4, width=width)
     if next_step:
         yield sentence(safe(next_step), indent=4, width=width, first="→ ")
+
+
+def _behind_lines(error: SbctlError, width: int) -> Iterator[Text]:
+    """Nodes of a cluster that are not ready with its bundle, each with what to do."""
+    for behind in nodes_behind(error)[:_LISTED_MAX]:
+        why = f": {safe(behind.detail)}" if behind.detail else ""
+        yield sentence(
+            f"{safe(behind.state)}{why}", indent=4, width=width, first=f"{safe(behind.node)}  ", style="yellow"
+        )
+        yield sentence(safe(behind.next_step), indent=6, width=width, first="→ ")
 
 
 def _left_out(outcome: ApplyResult, said: Iterable[str]) -> dict[str, list[ChangeResult]]:

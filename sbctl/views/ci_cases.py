@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from sbctl.apply.outcome import ApplyResult, ChangeResult, next_step_of
+from sbctl.apply.outcome import ApplyResult, ChangeResult, next_step_of, nodes_behind
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import ConfigError, Diagnostic, SbctlError
 from sbctl.plan.document import ChangeDocument, PlanDocument
@@ -83,6 +83,7 @@ def apply_report(outcome: ApplyResult | None) -> Report:
     if outcome is None:
         return Report("apply", (), "Nothing to do.")
     cases = [_carried_out(change) for change in outcome.changes]
+    cases += _behind_cases(outcome.changes)
     if outcome.journal_error is not None:
         cases.append(_of_error("state", "state", outcome.journal_error))
     for host in outcome.hosts:
@@ -109,6 +110,24 @@ def _carried_out(change: ChangeResult) -> Case:
     detail = tuple(line for line in (at, place, next_step_of(change) or "") if line)
     outcome: Outcome = "error" if change.status == "unknown" else "failed"
     return Case(change.host, name, outcome, said or change.status, detail, code, duration_s=change.duration_s)
+
+
+def _behind_cases(changes: Iterable[ChangeResult]) -> list[Case]:
+    """Nodes of a cluster that are not ready with its bundle: several authorities tell the same."""
+    found = {
+        behind.node: behind for change in changes if change.cause is not None for behind in nodes_behind(change.cause)
+    }
+    return [
+        Case(
+            name,
+            f"node.{name}",
+            "failed",
+            f"is {one.state}{f': {one.detail}' if one.detail else ''}",
+            (one.next_step,),
+            "cluster.node_behind",
+        )
+        for name, one in sorted(found.items())
+    ]
 
 
 def validation_report(path: str, findings: Iterable[Diagnostic]) -> Report:

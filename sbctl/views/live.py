@@ -29,6 +29,7 @@ from sbctl.apply.events import (
     Heartbeat,
     HostFinished,
     HostStarted,
+    NodeProgressed,
     RolloutPaused,
     RunFinished,
     RunStarted,
@@ -214,6 +215,8 @@ class LiveView:
         event = stamped.event
         signs = {ChangeDone: ("✓ ", "green"), ChangeFailed: ("✗ ", "bold red"), CancelRequested: ("! ", "yellow")}
         sign = signs.get(type(event))
+        if isinstance(event, NodeProgressed):
+            sign = ("  ", "yellow" if event.state in ("failed", "unseen") else "dim")
         line = safe_line(stamped)
         if sign is None or line is None or isinstance(event, Heartbeat):
             return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbctl.base.digests import fingerprint
 from sbctl.base.errors import HostError, RefusedError
+from sbctl.base.progress import tell_words
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished, NodeProgress
 from sbctl.node.snapshot import BundleState, ClusterState
 from sbctl.provider import Progress
@@ -79,8 +80,9 @@ class SimCluster:
         self.accepted = verified
         self.envelopes.append(request.envelope)
         nodes = {name: self.states.get(name, NodeProgress(state="ready")) for name in config.expected_nodes}
-        for number in range(len(nodes)):
+        for number, (name, one) in enumerate(nodes.items()):
             progress(number + 1, len(nodes))
+            tell_words(progress, one.note(name))
         answer = ClusterPublished(
             revision=verified.payload.revision,
             content_digest=verified.payload.content_digest,

@@ -10,7 +10,9 @@ POST /control/v1/cluster/bundle    `ClusterPublish`, on an authority → ndjson 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
@@ -39,6 +41,8 @@ __all__ = ["publish", "with_cluster"]
 _BODY_MAX_BYTES: Final = 2 * BUNDLE_MAX_BYTES
 _ACTION_MAX_BYTES: Final = 16 * KIB
 _LOOK_S: Final = 0.25
+_NEWS_MAX: Final = 64
+_BEGUN: Final = NodeProgress(state="behind")
 
 _Asked = TypeVar("_Asked", bound=BaseModel)
 
@@ -92,11 +96,10 @@ async def publish(node: ClusterNode, asked: ClusterPublish, progress: Progress) 
         plan = node.feed.plan
         nodes = progress_of(mark, node.roster.view.rows, plan)
         done = is_done(mark, nodes, plan)
-        ready = sum(one.state in ("ready", "idle") for one in nodes.values())
-        for name, one in nodes.items():
-            if told.get(name) != one:
-                progress(ready, len(nodes), f"{name}: {one.state}{f' ({one.detail})' if one.detail else ''}")
-        told = nodes
+        ready = sum(one.is_done for one in nodes.values())
+        for name, one in _news(told, nodes).items():
+            progress(ready, len(nodes), one.note(name))
+            told[name] = one
         superseded = node.desired.mark != mark
         if done or superseded or loop.time() >= end_s:
             return ClusterPublished(
@@ -108,6 +111,12 @@ async def publish(node: ClusterNode, asked: ClusterPublish, progress: Progress) 
                 unplaced=unplaced_of(mark, plan),
             )
         await asyncio.sleep(min(_LOOK_S, max(0.0, end_s - loop.time())))
+
+
+def _news(told: Mapping[str, NodeProgress], nodes: Mapping[str, NodeProgress]) -> dict[str, NodeProgress]:
+    """Nodes that got further, so many that the way there holds them; the others next time. That all begin behind is no news."""
+    changed = ((name, one) for name, one in nodes.items() if told.get(name, _BEGUN) != one)
+    return dict(itertools.islice(changed, _NEWS_MAX))
 
 
 def _read(model: type[_Asked], body: bytes) -> _Asked:

@@ -35,6 +35,7 @@ from sbctl.runtime.nodeops.context import Cancellation, NodeContext
 __all__ = ["Dispatcher", "run_stdio"]
 
 _PROGRESS_INTERVAL_S: Final = 0.2
+_NOTE_MAX_CHARS: Final = 1024
 
 _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.SNAPSHOT: ("snapshot", "answer_snapshot"),
@@ -140,7 +141,7 @@ class _Reporter:
         now_s = SYSTEM_CLOCK.monotonic_s()
         if note != self._last_note or done == total or now_s - self._last_s >= _PROGRESS_INTERVAL_S:
             self._last_s, self._last_note = now_s, note
-            self._send({"done": done, "total": total, "note": note[:200]})
+            self._send({"done": done, "total": total, "note": note[:_NOTE_MAX_CHARS]})
 
 
 def _os_error(error: OSError) -> SbctlError:

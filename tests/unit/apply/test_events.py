@@ -19,6 +19,7 @@ from sbctl.apply.events import (
     HostFinished,
     HostStarted,
     MultiSink,
+    NodeProgressed,
     RolloutPaused,
     RunFinished,
     RunningNow,
@@ -48,6 +49,7 @@ ONE_OF_EACH: list[Event] = [
     Heartbeat((RunningNow("a", "install engine", 12.0),)),
     CancelRequested("SIGINT", hard=False),
     RolloutPaused(30.0, ("b", "c")),
+    NodeProgressed("a", ENGINE, "k", "w1", "accepted", "waits for chat"),
     RunFinished(7, "partial", 1, {"done": 1}, {"a": "failed"}, 3.0),
 ]
 
