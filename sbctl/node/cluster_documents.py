@@ -75,6 +75,7 @@ DISPATCH_MAX_BYTES: Final = 64 * KIB
 
 ClusterRole = Literal["gateway", "worker", "authority"]
 ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
+MetricName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,95}\z")]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 Number = Annotated[int, Field(ge=1, le=JSON_INT_MAX)]
@@ -258,6 +259,8 @@ class NodeSnapshotDocument(ClusterDocument):
     """Nothing of an authority reached the node for so long that it takes no new placement."""
     revocations_revision: Count = 0
     """Of the revocation list that it applies."""
+    figures: dict[MetricName, Count] = Field(default_factory=dict, max_length=32)
+    """Counters since the start of its runtime, by the names of /metrics, for the sums of the whole cluster."""
 
     @property
     def signer(self) -> str:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.registry import Collector
 
 from sbctl.runtime.device_metrics import DeviceMetrics
+from sbctl.runtime.fleet_figures import FLEET_COUNTERS, figures_of
 from sbctl.runtime.gateway.ports import Outcome
 from sbctl.runtime.gauges import CertificateGauge, DeploymentGauges, MemoryGauges
 from sbctl.runtime.peer.metrics import PeerMetrics
@@ -66,7 +67,7 @@ class RuntimeMetrics:
         self._requests = RequestMetrics()
         self._registry.register(self._requests)
         self.weights = WeightMetrics(self._registry)
-        self.peers = PeerMetrics(self._registry)
+        self.peers = PeerMetrics(self._registry, self._bounded)
         self.value = ValueLedger()
         self.devices = DeviceMetrics()
         self._registry.register(self.devices)
@@ -111,6 +112,11 @@ class RuntimeMetrics:
         """One request that had a deployment has its answer, or its caller is gone (status 499)."""
         self.value.finished(outcome)
         self._requests.finished(self._bounded(outcome.deployment), outcome)
+
+    def figures(self) -> dict[str, int]:
+        """What the cluster's sums take of this runtime, by metric."""
+        counters = self._registry.restricted_registry(FLEET_COUNTERS).collect()
+        return figures_of((*counters, *self._requests.collect()))
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -193,7 +193,7 @@ class ClusterNode:
             plane_is_ready=self.plane_is_ready,
             obeying=self.obedience if "worker" in config.roles else None,
         )
-        ports = PublisherPorts(reporter.now, lambda: self.desired.mark, self._is_stale)
+        ports = PublisherPorts(reporter.now, lambda: self.desired.mark, self._is_stale, host.metrics.figures)
         return Publisher(
             self._name,
             ports,

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from sbctl.node.cluster_documents import DeviceReport, NodeSnapshotDocument
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.runtime.cluster.directory import DirectoryRow, DirectoryView
+from sbctl.runtime.fleet_figures import FLEET_COUNTERS
 
 __all__ = ["artifacts_document", "metrics_document", "placement_document", "vram_document"]
+
+_ACTIVE: Final = "sbproxy_model_host_active_requests"
+_QUEUED: Final = "sbproxy_model_host_queued_requests"
+_LOADING: Final = "sbproxy_model_host_load_queue_depth"
+_RESIDENT: Final = "sbproxy_model_host_resident_models"
+_GAUGES: Final = (_ACTIVE, _QUEUED, _LOADING, _RESIDENT)
 
 
 def _eligible(view: DirectoryView) -> Iterator[tuple[str, NodeSnapshotDocument]]:
@@ -76,22 +83,19 @@ def _is_missing(row: DirectoryRow) -> bool:
 
 
 def metrics_document(view: DirectoryView) -> dict[str, Any]:
-    """Sums over workers that count, by the names of /metrics."""
-    sums: Counter[str] = Counter(
-        {
-            "sbproxy_model_host_active_requests": 0,
-            "sbproxy_model_host_queued_requests": 0,
-            "sbproxy_model_host_resident_models": 0,
-        }
-    )
-    nodes = 0
+    """Sums by the names of /metrics: counters of all nodes that count, since each of their runtimes started, and gauges of workers."""
+    sums: Counter[str] = Counter(dict.fromkeys((*FLEET_COUNTERS, *_GAUGES), 0))
+    nodes = [row.snapshot for row in view.rows.values() if row.snapshot is not None and not row.exclusion]
+    for snapshot in nodes:
+        sums.update({name: value for name, value in snapshot.figures.items() if name in sums})
     for _, snapshot in _eligible(view):
-        nodes += 1
         for replica in snapshot.replicas:
-            sums["sbproxy_model_host_active_requests"] += replica.active_requests
-            sums["sbproxy_model_host_queued_requests"] += replica.queue_depth
-            sums["sbproxy_model_host_resident_models"] += replica.state == "ready"
-    return {"schema_version": 1, "nodes": nodes, "metrics": dict(sums)}
+            is_ready = replica.state == "ready"
+            sums[_ACTIVE] += replica.active_requests
+            sums[_QUEUED] += replica.queue_depth
+            sums[_LOADING] += 0 if is_ready else replica.queue_depth
+            sums[_RESIDENT] += is_ready
+    return {"schema_version": 1, "nodes": len(nodes), "metrics": dict(sums)}
 
 
 def placement_document(plan: PlacementDocument | None, deployment: str) -> dict[str, Any] | None:

@@ -35,6 +35,7 @@ class PublisherPorts:
     report: Callable[[], Awaitable[NodeReport]]
     bundle: Callable[[], BundleMark | None]
     authority_stale: Callable[[], bool]
+    figures: Callable[[], dict[str, int]]
 
 
 class Publisher:
@@ -128,4 +129,5 @@ class Publisher:
             assignment=report.assignment,
             authority_stale=self._ports.authority_stale(),
             revocations_revision=0 if revocations is None else revocations.revision,
+            figures=self._ports.figures(),
         )

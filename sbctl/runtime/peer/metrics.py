@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -15,6 +15,7 @@ __all__ = ["PeerMetrics", "RouteClass"]
 RouteClass = Literal["local", "peer"]
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_REASONS_MAX: Final = 128
 _PROVIDER: Final = "managed"
 """The bundle does not keep what sb.yml calls a provider of managed models."""
 
@@ -22,7 +23,10 @@ _PROVIDER: Final = "managed"
 class PeerMetrics:
     """Of one runtime: as a gateway it counts attempts, as a worker what it refuses."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, bounded: Callable[[str], str] = str) -> None:
+        """`bounded`: what a deployment is called in a label."""
+        self._bounded = bounded
+        self._reasons: set[str] = set()
         self._attempts = Counter(
             "sbproxy_managed_replica_attempts_total",
             "Times a replica was asked, by how that went.",
@@ -63,13 +67,20 @@ class PeerMetrics:
 
     def attempted(self, deployment: str, route: RouteClass, outcome: str) -> None:
         """`outcome`: ok, broken, cancelled, or why it failed."""
-        self._attempts.labels(_PROVIDER, deployment, route, outcome).inc()
+        self._attempts.labels(_PROVIDER, self._bounded(deployment), route, self._reason(outcome)).inc()
 
     def failed_over(self, deployment: str, reason: str) -> None:
-        self._failovers.labels(_PROVIDER, deployment, reason).inc()
+        self._failovers.labels(_PROVIDER, self._bounded(deployment), self._reason(reason)).inc()
 
     def dispatched(self, outcome: str, seconds: float) -> None:
-        self._seconds.labels(outcome).observe(seconds)
+        self._seconds.labels(self._reason(outcome)).observe(seconds)
+
+    def _reason(self, code: str) -> str:
+        """A worker of another version may know more codes than this gateway; one that makes them up fills no memory."""
+        if code in self._reasons or len(self._reasons) < _REASONS_MAX:
+            self._reasons.add(code)
+            return code
+        return "unknown"
 
     def refused(self, code: str, kind: RetryClass) -> None:
         self._rejections.labels(code, kind).inc()
