@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from providers.comparison import Blocked, Call, Comparison, Downtime, gone_leaves, new_leaves
@@ -12,6 +13,7 @@ from providers.runtime.certificate import (
     certificate_note,
     used_drift,
 )
+from providers.runtime.cluster_node import leaving_note, left_authorities
 from providers.runtime.provider_keys import keys_call
 from providers.runtime.spec import fields_for_reader
 from providers.runtime_wheels import delivery_problem, install_call, runs_on
@@ -85,17 +87,18 @@ def _updated(comparison: Comparison, desired: Desired, recorded: Recorded) -> Ch
     taken_up = [] if down else _taken_up(desired, recorded, leaves, drift)
     if taken_up:
         return _changed_alive(comparison, taken_up, leaves, drift)
-    return comparison.change(
+    change = comparison.change(
         action,
         "sb.yml asks for something else" if leaves else drift[0].reason,
         calls=_activation(comparison, desired, title, downtime="none" if down else _downtime(comparison, leaves)),
         leaves=(*leaves, *drift),
         # Whoever is down already loses nothing by being started.
         blast_radius=action_radius("runtime", "create") if down else radius,
-        notes=_reboot_note(comparison),
+        notes=(*leaving_note(recorded.spec, desired.spec), *_reboot_note(comparison)),
         drifted=bool(drift),
         blocked=_cache_in_use(comparison, leaves) or delivery_problem(comparison, desired.spec),
     )
+    return replace(change, leaves_cluster=left_authorities(recorded.spec, desired.spec))
 
 
 def _taken_up(
@@ -228,14 +231,16 @@ def _removed(comparison: Comparison, by_hand: Blocked | None) -> Change:
     calls = [install_call(__version__, recorded.spec)] if broken else []
     lineage = recorded.spec["config"]["lineage"]
     calls.append(Call(Method.RUNTIME_REMOVE, {"lineage": lineage}, "stop the runtime and remove it", downtime="refuse"))
-    return comparison.change(
+    change = comparison.change(
         "delete",
         "asked for" if comparison.context.mode == "destroy" else "the host is not in sb.yml any more",
         calls=calls,
         leaves=gone_leaves(fields_for_reader(recorded.spec)),
         blast_radius=action_radius("runtime", "delete"),
         blocked=by_hand,
+        notes=leaving_note(recorded.spec, None),
     )
+    return replace(change, leaves_cluster=left_authorities(recorded.spec, None))
 
 
 def _started_by_hand(comparison: Comparison) -> Blocked:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sbctl.base.display import format_duration_s
+from sbctl.base.limits import LEAVE_DEADLINE_S
 from sbctl.config.cluster_shape import peer_address
 from sbctl.config.compiled import CompiledCluster, CompiledConfig, CompiledHost
 from sbctl.node.cluster_config import ClusterConfig, ClusterStoreServer, PeerPort
 
-__all__ = ["cluster_fields", "node_config"]
+__all__ = ["cluster_fields", "leaving_note", "left_authorities", "node_config"]
 
 _MS = 1000
 
@@ -54,3 +56,23 @@ def cluster_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if peer is not None:
         shown |= {"peer_bind": f"{peer['bind']}:{peer['port']}", "peer_address": f"{peer['advertise']}:{peer['port']}"}
     return {"cluster": {name: value for name, value in shown.items() if value not in (None, {}, [])}}
+
+
+def left_authorities(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Authorities of the cluster that a host is no worker of any more; none where it stays one, or never was, or its whole fleet goes back to
+    hosts on their own."""
+    was = before["config"].get("cluster")
+    if was is None or "worker" not in was["roles"]:
+        return ()
+    now = None if after is None else after["config"].get("cluster")
+    if after is not None and (now is None or "worker" in now["roles"]):
+        return ()
+    return tuple(one["node_id"] for one in was["store"])
+
+
+def leaving_note(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """For the reader of a plan."""
+    if not left_authorities(before, after):
+        return ()
+    most = format_duration_s(LEAVE_DEADLINE_S)
+    return (f"what it runs is placed on other workers first, and serves until that is ready: at most {most}",)

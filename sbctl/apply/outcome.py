@@ -27,7 +27,7 @@ from sbctl.base.errors import (
     worst_exit,
 )
 from sbctl.base.ids import Address
-from sbctl.base.limits import SNAPSHOT_DEADLINE_S
+from sbctl.base.limits import LEAVE_DEADLINE_S, SNAPSHOT_DEADLINE_S
 from sbctl.base.update_policy import UpdatePolicy
 from sbctl.node.lease import LeaseClaim
 from sbctl.plan.model import Action, PlanMode
@@ -85,6 +85,10 @@ class ApplyOptions:
     """How the run rolls over hosts; None: all at once, as far as `parallelism` goes."""
     drain_deadline_s: float = 60.0
     """How long running requests may go on before a change that restarts something; only with `update`."""
+    leave_deadline_s: float = LEAVE_DEADLINE_S
+    """So long what a worker runs may take to be ready elsewhere before it is taken out of its cluster."""
+    leave_anyway: bool = False
+    """A worker whose replicas have no place elsewhere in time is taken out all the same."""
     hard_stop_wait_s: float = 5.0
     """After the second signal: how long running calls may take to notice that their session is closed."""
 

@@ -14,7 +14,7 @@ from sbctl.base.ids import Address
 from sbctl.plan.model import BlastRadius, Change, Plan
 from sbctl.plan.order import execution_graph
 
-__all__ = ["Unit", "goes_out", "hosts_needed", "refuse_blocked", "units_by_host"]
+__all__ = ["Unit", "goes_out", "hosts_needed", "leaving_hosts", "refuse_blocked", "units_by_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Unit:
     """Addresses on other hosts that this plan changes too."""
     behind: frozenset[Address] = frozenset()
     """Changes on other hosts that it comes after, however they end."""
+    leaves: bool = False
+    """Its host is taken out of its cluster: what runs there is placed elsewhere before the first change."""
 
     @property
     def rows(self) -> tuple[Change, ...]:
@@ -64,8 +66,19 @@ def refuse_blocked(plan: Plan) -> None:
     )
 
 
+def leaving_hosts(plan: Plan) -> frozenset[str]:
+    """Hosts that are no workers of their cluster after this plan, while an authority of it stays: one that decides where their replicas go."""
+    gone = {change.host for change in plan.actionable if change.address.kind == "runtime" and change.action == "delete"}
+    return frozenset(change.host for change in plan.actionable if set(change.leaves_cluster) - gone)
+
+
 def units_by_host(plan: Plan) -> Mapping[str, tuple[Unit, ...]]:
-    """The actionable part of a plan. A member whose bundle does not change is a unit of its own: read back and recorded."""
+    """The actionable part of a plan. A member whose bundle does not change is a unit of its own: read back and recorded.
+
+    What concerns all hosts comes behind what is done on each, but for hosts that leave their cluster: those come behind it, since what runs
+    there moves by what is published.
+    """
+    leaving = leaving_hosts(plan)
     actionable = {change.address: change for change in plan.actionable}
     members: dict[Address, list[Change]] = {}
     kept: dict[Address, list[Change]] = {}
@@ -77,20 +90,18 @@ def units_by_host(plan: Plan) -> Mapping[str, tuple[Unit, ...]]:
             elif change.action == "no-op":
                 kept.setdefault(owner, []).append(change)
     graph = execution_graph(actionable)
-    on_hosts = frozenset(
-        change.address for change in actionable.values() if not change.is_fleet_wide and change.member_of is None
-    )
+    own = [change for change in actionable.values() if not change.is_fleet_wide and change.member_of is None]
+    on_hosts = frozenset(change.address for change in own if change.host not in leaving)
+    of_all = frozenset(change.address for change in actionable.values() if change.is_fleet_wide)
     units: dict[str, list[Unit]] = {}
     for address, change in actionable.items():
         if change.member_of in actionable:
             continue
         elsewhere = frozenset(other for other in graph[address] if actionable[other].host != change.host)
-        behind = (
-            frozenset(other for other in on_hosts if actionable[other].host != change.host)
-            if change.is_fleet_wide
-            else frozenset()
-        )
-        unit = Unit(change, tuple(members.get(address, ())), tuple(kept.get(address, ())), elsewhere, behind)
+        first = on_hosts if change.is_fleet_wide else of_all if change.host in leaving else frozenset()
+        behind = frozenset(other for other in first if actionable[other].host != change.host)
+        leaves = change.host in leaving and not change.is_fleet_wide
+        unit = Unit(change, tuple(members.get(address, ())), tuple(kept.get(address, ())), elsewhere, behind, leaves)
         units.setdefault(change.host, []).append(unit)
     return {host: tuple(listed) for host, listed in units.items()}
 

@@ -69,6 +69,8 @@ STARTING_WAIT_S: Final = 10.0
 """So long a command that holds the lock waits for a runtime that was started and is not healthy yet."""
 SETTLE_DEADLINE_S: Final = 300.0
 """So long a command that holds the lock waits for a runtime that is still at work for one that is gone."""
+LEAVE_DEADLINE_S: Final = 540.0
+"""So long what a worker runs may take to be ready elsewhere before it is taken out of its cluster."""
 SSH_CONNECT_DEADLINE_S: Final = 10.0
 SSH_KEEPALIVE_S: Final = 15
 SSH_UNANSWERED_S: Final = 45

@@ -14,7 +14,7 @@ from pydantic import Field
 from sbctl.base.field_types import Id
 from sbctl.node.params import Params
 
-__all__ = ["REASON_MAX_CHARS", "ActionName", "ClusterAct", "ClusterActed"]
+__all__ = ["REASON_MAX_CHARS", "ActionName", "ClusterAct", "ClusterActed", "HostLeave"]
 
 REASON_MAX_CHARS: Final = 256
 
@@ -35,6 +35,13 @@ class ClusterAct(Params):
     subject: Id
     by: str = Field(default="", max_length=200)
     reason: str = Field(default="", max_length=REASON_MAX_CHARS)
+
+
+class HostLeave(Params):
+    """Tell the cluster that this worker leaves it, and wait at most `deadline_s` until nothing runs here any more: what it runs is placed
+    elsewhere, and serves until that is ready. It is taken back when the caller's lease on the host ends. → {"running", "left": [deployment]}"""
+
+    deadline_s: float = Field(default=540.0, ge=0, le=86_400)
 
 
 class ClusterActed(Params):

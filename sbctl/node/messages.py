@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.scrypt import SCRYPT_PATTERN
-from sbctl.node.cluster_actions import ClusterAct
+from sbctl.node.cluster_actions import ClusterAct, HostLeave
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.node.cluster_messages import ClusterPublish
 from sbctl.node.egress_messages import EgressCheck
@@ -85,6 +85,7 @@ class Method(StrEnum):
     HOST_UNMARK = "host.unmark"
     HOST_DRAIN = "host.drain"
     HOST_RESUME = "host.resume"
+    HOST_LEAVE = "host.leave"
     CERTIFICATE_REQUEST = "certificate.request"
     CERTIFICATE_INSTALL = "certificate.install"
     CERTIFICATE_REMOVE = "certificate.remove"
@@ -450,6 +451,7 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.ENROLLMENT_ASK: EnrollmentAsk,
     Method.HOST_DRAIN: HostDrain,
     Method.HOST_RESUME: HostResume,
+    Method.HOST_LEAVE: HostLeave,
     Method.CERTIFICATE_REQUEST: CertificateRequest,
     Method.CERTIFICATE_INSTALL: CertificateInstall,
     Method.CERTIFICATE_REMOVE: CertificateRemove,

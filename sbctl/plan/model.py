@@ -154,6 +154,8 @@ class Change:
     blocked_code: str | None = None
     is_fleet_wide: bool = False
     """It concerns all hosts, so it waits for what this plan does on each of them, however that ends."""
+    leaves_cluster: tuple[str, ...] = ()
+    """By it the host is no worker of its cluster any more; the authorities of that cluster."""
 
     @property
     def carries_only(self) -> bool:
@@ -193,6 +195,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     unfit: tuple[str, ...] = ()
     """Hosts that cannot hold what they are to serve, one sentence each: `plan` exits 4. An apply looks again, and can be told to go on."""
+    taken: tuple[str, ...] = ()
+    """Ports that a runtime is to have and somebody else has, one sentence each: as `unfit`."""
     placement: Mapping[str, Any] | None = None
     """Where the bundle of a cluster leads: JSON as `PlacementPart` of the document. A forecast for the view, never used to decide."""
     header: Mapping[str, str] = field(default_factory=dict)

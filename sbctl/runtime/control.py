@@ -6,8 +6,8 @@
     DELETE /control/v1/bundle
     POST   /control/v1/deployments/{id}/{action}         {by?, drain_s?} → application/x-ndjson as a bundle; it is a job
                                                          action: load, stop, drain, evict, pull, reset
-    POST   /control/v1/drain/{operator|apply}            admit nothing new → {"active_requests": …}
-    DELETE /control/v1/drain/{operator|apply}
+    POST   /control/v1/drain/{operator|apply|leave}      admit nothing new, or leave the cluster → {"active_requests": …}
+    DELETE /control/v1/drain/{operator|apply|leave}
 
 A transaction that began runs to its end even when its caller goes away: the caller finds the outcome by the next status.
 """
@@ -73,8 +73,8 @@ def control_app(
             web.post("/control/v1/bundle", routes.apply),
             web.delete("/control/v1/bundle", routes.clear),
             web.post(f"/control/v1/deployments/{{deployment}}/{{action:{'|'.join(ACTIONS)}}}", routes.act),
-            web.post("/control/v1/drain/{by:operator|apply}", routes.drain),
-            web.delete("/control/v1/drain/{by:operator|apply}", routes.resume),
+            web.post("/control/v1/drain/{by:operator|apply|leave}", routes.drain),
+            web.delete("/control/v1/drain/{by:operator|apply|leave}", routes.resume),
         ]
     )
     return app

@@ -1,6 +1,7 @@
 """Taking a host out of service without cutting anybody off: new requests get 503 with Retry-After, those that run go on, /readyz says no.
 
 operator   `sbctl host drain`: a file says so, so it holds over restarts until `sbctl host resume`
+leave      an apply that takes a worker out of its cluster: requests are served on, until what it runs is placed elsewhere; as apply else
 apply      around a change that restarts something: in memory only, and over as soon as nobody holds the host's lease any more,
            so an apply that dies leaves no host out of service
 """
@@ -21,7 +22,7 @@ from sbctl.runtime.log import get_log
 
 __all__ = ["Drain", "DrainedBy"]
 
-DrainedBy = Literal["operator", "apply"]
+DrainedBy = Literal["operator", "apply", "leave"]
 
 _LOOK_S: Final = 2.0
 _RETRY_AFTER_S: Final = 5
@@ -48,6 +49,8 @@ class Drain:
         self._events = events
         self._operator = read_drain(paths)
         self._apply = False
+        self.leaves = False
+        """This worker is being taken out of its cluster."""
         self.active = 0
         self._counted = _Counted(self)
         self._log = get_log("drain")
@@ -76,6 +79,13 @@ class Drain:
 
     def begin(self, by: DrainedBy) -> None:
         """From now on nothing new; again is the same."""
+        if by == "leave":
+            self.leaves = True
+            self._events.tell(
+                EventKind.HOST_DRAINED,
+                "by an apply: it leaves its cluster, and serves until its replicas are elsewhere",
+            )
+            return
         if by == "apply":
             self._apply = True
         else:
@@ -86,7 +96,9 @@ class Drain:
 
     def end(self, by: DrainedBy) -> None:
         """Take back what `by` began; what the other began holds on."""
-        if by == "apply":
+        if by == "leave":
+            self.leaves = False
+        elif by == "apply":
             self._apply = False
         else:
             self._operator = read_drain(self._paths)
@@ -98,6 +110,9 @@ class Drain:
         """End an apply's drain when that apply is gone. Runs until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            if self._apply and not may_be_held(self._paths):
+            if (self._apply or self.leaves) and not may_be_held(self._paths):
                 self._log.warning("the apply that drained this host is gone")
-                self.end("apply")
+                if self.leaves:
+                    self.end("leave")
+                if self._apply:
+                    self.end("apply")

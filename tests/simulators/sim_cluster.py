@@ -33,6 +33,8 @@ class SimCluster:
         self.states: dict[str, NodeProgress] = {}
         self.unplaced: dict[str, int] = {}
         self.placement: dict[str, Any] | None = None
+        self.stuck: list[str] = []
+        """Deployments that find no other place when a worker leaves."""
 
     def state_of(self, host: SimHost) -> ClusterState | None:
         config = None if host.config is None else host.config.cluster

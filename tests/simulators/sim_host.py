@@ -219,6 +219,7 @@ class SimHost:
             Method.HOST_UNMARK: self._unmark,
             Method.HOST_DRAIN: self._drain,
             Method.HOST_RESUME: self._resume,
+            Method.HOST_LEAVE: lambda _request, _progress: {"running": self.running, "left": self.cluster.stuck},
             Method.CERTIFICATE_REQUEST: self._certificate(certificate_ops.request_certificate),
             Method.CERTIFICATE_INSTALL: self._certificate(certificate_ops.install_certificate),
             Method.CERTIFICATE_REMOVE: self._certificate(certificate_ops.remove_certificate),

@@ -26,6 +26,7 @@ from sbctl.node.cluster_documents import (
     HealthReport,
     ReplicaReport,
 )
+from sbctl.placement.documents import LEAVES
 from sbctl.runtime.cluster.assigned_parts import reason_of
 from sbctl.runtime.cluster.pending import Pending
 from sbctl.runtime.drain import Drain
@@ -129,7 +130,7 @@ class Reporter:
         )
         return HealthReport(
             state="degraded" if failed else "ready",
-            reason_codes=("crash_loop",) if failed else (),
+            reason_codes=(*(("crash_loop",) if failed else ()), *((LEAVES,) if self._drain.leaves else ())),
             peer_plane="ready" if self._plane_is_ready() else "unavailable",
             draining=draining,
         )
@@ -253,7 +254,7 @@ async def watch_replicas(reconciler: Reconciler, drain: Drain, changed: Callable
         await asyncio.sleep(_LOOK_S)
         generations = (*reconciler.generations.values(), *reconciler.staged.values(), *reconciler.leaving)
         now = (
-            drain.is_on,
+            (drain.is_on, drain.leaves),
             *((each.deployment, each.assigned, *(one.phase for one in each.replicas)) for each in generations),
         )
         if now != before:

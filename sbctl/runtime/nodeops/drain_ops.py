@@ -1,4 +1,4 @@
-"""`host.drain`, `host.resume`: written down first, then told to the runtime, if one runs."""
+"""`host.drain`, `host.resume`: written down first, then told to the runtime, if one runs. `host.leave`: told to the runtime alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any, Final
 
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import SbctlError
+from sbctl.node.cluster_actions import HostLeave
 from sbctl.node.drain_file import clear_drain, read_drain, write_drain
 from sbctl.node.messages import HostDrain, HostResume
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 
-__all__ = ["drain_host", "resume_host"]
+__all__ = ["drain_host", "leave_cluster", "resume_host"]
 
 _POLL_S: Final = 0.2
+_LOOKS_EMPTY: Final = 10
+"""An assignment that was on its way when the node said that it leaves would be here by then."""
 
 
 def drain_host(context: NodeContext, params: HostDrain) -> dict[str, Any]:
@@ -49,3 +52,22 @@ def resume_host(context: NodeContext, params: HostResume) -> dict[str, Any]:
         if error.code != "runtime.unreachable":
             raise
     return {"was_drained": was is not None}
+
+
+def leave_cluster(context: NodeContext, params: HostLeave) -> dict[str, Any]:
+    """What is left when the time is over; nothing where no runtime runs. Raises UnreachableError `runtime.unreachable`."""
+    client = ControlClient(context.paths.control_socket)
+    if client.status() is None:
+        return {"running": False, "left": []}
+    client.drain("leave")
+    end_s = time.monotonic() + params.deadline_s
+    most, empty = 1, 0
+    while True:
+        context.cancellation.check()
+        left = sorted({str(one.get("deployment")) for one in (client.status() or {}).get("deployments", ())})
+        empty = 0 if left else empty + 1
+        if empty >= _LOOKS_EMPTY or time.monotonic() >= end_s:
+            return {"running": True, "left": left}
+        most = max(most, len(left))
+        context.report(most - len(left), most, f"still here: {', '.join(left)}" if left else "")
+        time.sleep(_POLL_S)

@@ -50,6 +50,7 @@ _HANDLERS: Final[dict[Method, tuple[str, str]]] = {
     Method.ENROLLMENT_ASK: ("enrollment_ops", "ask_enrollment"),
     Method.HOST_DRAIN: ("drain_ops", "drain_host"),
     Method.HOST_RESUME: ("drain_ops", "resume_host"),
+    Method.HOST_LEAVE: ("drain_ops", "leave_cluster"),
     Method.RUNTIME_ACTIVATE: ("runtime_ops", "activate"),
     Method.RUNTIME_CERTIFICATE: ("public_tls_ops", "install_public_certificate"),
     Method.RUNTIME_KEYS: ("provider_key_ops", "install_provider_keys"),

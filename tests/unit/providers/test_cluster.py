@@ -257,3 +257,52 @@ def test_a_key_that_comes_to_the_set_signs_the_bundle_anew(world: ProviderWorld)
     assert "bundle.auth" in shown(world.plan())
     applied(world, text())
     assert payloads(world)[-1].key_epoch == 1
+
+
+def _without(name: str) -> dict[str, str]:
+    return {host: role for host, role in ROLES.items() if host != name}
+
+
+def test_a_worker_that_leaves_sb_yml_leaves_its_cluster_first_and_behind_the_new_bundle(world: ProviderWorld) -> None:
+    applied(world, text())
+    world.configure(text(_without("gpu-2"), chat=", max_queue_depth: 9"))
+    plan = world.plan()
+    row = next(one for one in plan.changes if str(one.address) == "runtime.gpu-2")
+    assert row.action == "delete"
+    assert "placed on other workers first" in row.notes[0]
+    world.fleet.calls.clear()
+    assert {one.status for one in world.execute(plan).changes} == {"done"}
+    order = [(call.host, call.method) for call in world.fleet.calls if call.method not in ("snapshot", "put")]
+    of_gpu_2 = [method for host, method in order if host == "gpu-2"]
+    assert of_gpu_2[0] == "host.leave"
+    assert of_gpu_2.index("host.leave") < of_gpu_2.index("runtime.remove")
+    assert order.index(("auth", "cluster.publish")) < order.index(("gpu-2", "host.leave"))
+    assert of_gpu_2.count("host.leave") == 1
+    assert world.rows() == {}
+
+
+def test_a_worker_whose_replicas_have_no_other_place_stays_unless_the_outage_is_accepted(world: ProviderWorld) -> None:
+    applied(world, text())
+    world.fleet.cluster.stuck = ["chat"]
+    world.configure(text(_without("gpu-2")))
+    world.fleet.calls.clear()
+    failed = [one for one in world.apply().changes if one.cause is not None]
+    assert {one.cause.code for one in failed if one.cause} == {"cluster.evacuation_unfinished"}
+    assert "runtime.remove" not in world.fleet.methods("gpu-2")
+    assert world.execute(world.plan(), leave_anyway=True).status == "applied"
+    assert "runtime.remove" in world.fleet.methods("gpu-2")
+
+
+def test_a_worker_that_loses_the_role_leaves_first_and_a_whole_cluster_that_goes_does_not(world: ProviderWorld) -> None:
+    applied(world, text())
+    world.fleet.calls.clear()
+    applied(world, text(ROLES | {"gpu-2": "gateway"}))
+    methods = world.fleet.methods("gpu-2")
+    assert methods.index("host.leave") < methods.index("runtime.activate")
+    world.fleet.calls.clear()
+    applied(world, text(cluster=False))
+    assert "host.leave" not in world.fleet.methods()
+    applied(world, text())
+    world.fleet.calls.clear()
+    assert {one.status for one in world.execute(world.plan(mode="destroy")).changes} == {"done"}
+    assert "host.leave" not in world.fleet.methods()

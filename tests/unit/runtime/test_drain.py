@@ -29,6 +29,27 @@ def paths(tmp_path: Path) -> NodePaths:
     return found
 
 
+def test_a_worker_that_leaves_its_cluster_serves_on_and_stays_when_the_apply_is_gone(paths: NodePaths) -> None:
+    drain = Drain(paths)
+
+    async def scenario() -> None:
+        holder = LeaseHolder(paths)
+        holder.take({"owner": "o", "purpose": "p", "lineage": "l", "run": "r", "ttl_s": 3600.0})
+        drain.begin("leave")
+        watching = asyncio.create_task(drain.watch())
+        assert (drain.leaves, drain.is_on, drain.state()) == (True, False, None)
+        with drain.request():
+            pass
+        await asyncio.sleep(10)
+        assert drain.leaves
+        holder.give_back()
+        await asyncio.sleep(10)
+        watching.cancel()
+
+    in_virtual_time(scenario)
+    assert not drain.leaves
+
+
 def test_what_runs_goes_on_and_what_comes_is_sent_away_with_a_time(paths: NodePaths) -> None:
     drain = Drain(paths)
     with drain.request():
