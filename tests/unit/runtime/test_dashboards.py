@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,24 @@ FILES = ROOT / "dashboards"
 NAME = re.compile(r"\b(?:sbproxy|sbctl)_[a-z0-9_]+")
 DEVICES = {f"sbproxy_model_host_gpu_{name}" for name in ("vram_bytes", "utilization", "memory_occupancy")}
 """A machine without a device has no line of these."""
+
+
+OF_THE_CLUSTER = {
+    "sbproxy_managed_replica_attempts_total": "counter",
+    "sbproxy_managed_replica_failovers_total": "counter",
+    "sbproxy_model_plane_peer_dispatch_seconds": "histogram",
+    "sbproxy_model_plane_rejections_total": "counter",
+    "sbproxy_model_plane_stream_cancellations_total": "counter",
+    "sbproxy_ai_model_directory_exclusions_total": "counter",
+    "sbproxy_ai_replica_selection_excluded_total": "counter",
+    "sbproxy_model_host_placement_rejections_total": "counter",
+    "sbproxy_model_host_active_requests": "gauge",
+    "sbproxy_model_host_queued_requests": "gauge",
+    "sbproxy_model_host_deployment_state": "gauge",
+    "sbctl_cluster_store_connected": "gauge",
+    "sbctl_cluster_store_lost_seconds": "gauge",
+    "sbctl_cluster_lease_held": "gauge",
+}
 
 
 def cluster() -> Collector:
@@ -54,6 +74,15 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
+def promtool(*arguments: str | Path) -> None:
+    """Prometheus's own check; what it says when it finds something."""
+    program = shutil.which("promtool", path="/usr/local/bin:/usr/bin")
+    if program is None:
+        pytest.skip("promtool is not here: as root on Debian tests/lab/install_packages.sh fetches it")
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def panels() -> list[dict[str, Any]]:
     document = json.loads((FILES / "cluster.grafana.json").read_text())
     return [panel for panel in document["panels"] if panel["type"] != "row"]
@@ -79,6 +108,28 @@ def test_what_is_asked_is_told(where: str, expression: str) -> None:
         if known.get(name) == "counter":
             assert re.search(rf"(?:rate|increase)\({name}[{{\[]", expression), f"{where}: {name} only grows"
     assert [expression.count(one) for one in "([{"] == [expression.count(one) for one in ")]}"]
+
+
+def test_prometheus_takes_the_rules_and_each_fires_for_its_trouble_and_for_nothing_else() -> None:
+    promtool("check", "rules", FILES / "alerts.prometheus.yml")
+    scenarios = ROOT / "tests/fixtures/alerts.test.yml"
+    promtool("test", "rules", scenarios)
+    well, ill = YAML(typ="safe").load(scenarios.read_text())["tests"]
+    for scenario, fires in ((well, False), (ill, True)):
+        asked = {one["alertname"]: bool(one.get("exp_alerts")) for one in scenario["alert_rule_test"]}
+        assert asked == {rule["alert"]: fires for rule in rules()}
+
+
+def test_prometheus_reads_what_the_panels_ask(tmp_path: Path) -> None:
+    asked = [target["expr"].replace("$__rate_interval", "5m") for panel in panels() for target in panel["targets"]]
+    recorded = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(asked)]
+    (tmp_path / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": recorded}]}))
+    promtool("check", "rules", tmp_path / "panels.yml")
+
+
+def test_dispatch_placement_and_directory_are_told_by_the_names_of_sbproxy() -> None:
+    kinds = families()
+    assert {name: kinds.get(name) for name in OF_THE_CLUSTER} == OF_THE_CLUSTER
 
 
 def test_each_rule_says_what_is_wrong_and_what_to_do() -> None:
