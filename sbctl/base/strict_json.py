@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 from sbctl.base.errors import InputError
@@ -78,7 +80,7 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 def _refuse_lone_surrogates(text: str, value: Any) -> None:
     """Half a character can be written as an escape alone, and whatever wants to store or send it as UTF-8 would fail."""
-    if _SURROGATE.search(text):
+    if "\\u" in text and _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -88,6 +90,8 @@ def _refuse_lone_surrogates(text: str, value: Any) -> None:
 _DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_no_duplicates, parse_constant=_constant, parse_int=_integer, parse_float=_real
 )
+_scan: Final[Callable[[str, int], tuple[Any, int]]] = _DECODER.scan_once  # type: ignore[attr-defined]
+"""A value and where it ends, without a call of Python around it. Raises StopIteration with the place of a value that is missing."""
 _NOT_JSON = "the document is not JSON"
 
 
@@ -114,10 +118,14 @@ class Member(NamedTuple):
     end: int
 
 
+_member: Final = partial(tuple.__new__, Member)
+"""As `Member`, of a tuple and without a call of Python."""
+
 _SPACE: Final = r"[ \t\n\r]*+"
 _OPEN: Final = re.compile(rf"{_SPACE}\{{{_SPACE}")
 _NAME: Final = re.compile(rf'"([^"\\\x00-\x1f]*+)"{_SPACE}:{_SPACE}')
 """A name without escapes, which is how names are written."""
+_NEXT_NAME: Final = re.compile(rf'{_SPACE},{_SPACE}"([^"\\\x00-\x1f]*+)"{_SPACE}:{_SPACE}')
 _COLON: Final = re.compile(rf"{_SPACE}:{_SPACE}")
 _NEXT: Final = re.compile(rf"{_SPACE}([,}}]){_SPACE}")
 
@@ -133,21 +141,26 @@ def members(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> 
         _refuse("the document is not a JSON object")
     found: dict[str, Member] = {}
     at = opened.end()
+    plain = _NAME.match(text, at)
     try:
-        more = text[at : at + 1] != "}"
+        more = plain is not None or text[at : at + 1] != "}"
         if not more:
             at = _behind(text, at)
         while more:
-            name, start = _name(text, at)
+            name, at = _name(text, at) if plain is None else (plain[1], plain.end())
             if name in found:
                 _refuse(f'the key "{name[:64]}" appears twice in one object')
-            value, end = _DECODER.raw_decode(text, start)
-            found[name] = Member(value, start, end)
-            after = _NEXT.match(text, end)
-            if after is None:
-                _refuse(f"{_NOT_JSON}: something else at character {end}")
-            at, more = after.end(), after[1] == ","
-        _refuse_lone_surrogates(text, {name: member.value for name, member in found.items()})
+            value, end = _scan(text, at)
+            found[name] = _member((value, at, end))
+            plain = _NEXT_NAME.match(text, end)
+            if plain is None:
+                after = _NEXT.match(text, end)
+                if after is None:
+                    _refuse(f"{_NOT_JSON}: something else at character {end}")
+                at, more = after.end(), after[1] == ","
+        _refuse_lone_surrogates(text, found)
+    except StopIteration as stopped:
+        _refuse(f"{_NOT_JSON}: a value is missing at character {stopped.value}")
     except json.JSONDecodeError as error:
         _refuse(f"{_NOT_JSON}: {error.msg} at line {error.lineno}, column {error.colno}")
     except RecursionError:
@@ -164,10 +177,7 @@ def _behind(text: str, at: int) -> int:
 
 
 def _name(text: str, at: int) -> tuple[str, int]:
-    """A member's name, and where its value begins."""
-    plain = _NAME.match(text, at)
-    if plain is not None:
-        return plain[1], plain.end()
+    """A member's name that is written with escapes, and where its value begins."""
     if text[at : at + 1] != '"':
         _refuse(f"{_NOT_JSON}: a name is missing at character {at}")
     name, end = _DECODER.raw_decode(text, at)

@@ -190,7 +190,7 @@ class Generation:
 
         Raises AdmissionError with the gate's reasons, EngineError `stopped`, `crash_loop`, `no_ready_replica`, or why the start failed.
         """
-        lease = self._admit_now(avoid)
+        lease = self.admit_now(avoid)
         if lease is not None:
             return lease
         loop = asyncio.get_running_loop()
@@ -219,7 +219,7 @@ class Generation:
                 return Lease(replica, permit)
             permit.release()
 
-    def _admit_now(self, avoid: Collection[Replica]) -> Lease | None:
+    def admit_now(self, avoid: Collection[Replica] = ()) -> Lease | None:
         """As `admit`, where nothing has to be waited for."""
         if not self._admits.is_set():
             return None

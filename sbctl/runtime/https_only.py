@@ -12,7 +12,7 @@ from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.runtime.gateway.answers import Answer, header_lines
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.head import RequestHead
-from sbctl.runtime.gateway.ports import Desired
+from sbctl.runtime.gateway.ports import Desired, Work
 from sbctl.runtime.gateway.server import App
 from sbctl.runtime.gateway.surface import PROBE_PATHS
 from sbctl.runtime.routes import host_name
@@ -39,8 +39,8 @@ class HttpsOnly:
                 raise self._led_away(head, name)
         self._app.check(head)
 
-    async def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> None:
-        await self._app.serve(head, body, caller)
+    def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> Work | None:
+        return self._app.serve(head, body, caller)
 
     def refusal(self, error: SbctlError, head: RequestHead | None) -> Answer:
         location = error.detail.get("location") if error.code == _CODE else None

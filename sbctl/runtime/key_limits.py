@@ -68,20 +68,22 @@ class KeyLimits:
             bucket = self._bucket(name, "tokens", limit, now_s)
             bucket.left = min(float(limit), bucket.left + reserved - used)
 
-    def headers(self, name: str, entry: ApiKeyEntry, *, now_s: float) -> dict[str, str]:
-        """The usual `x-ratelimit-*`, for the limits that the key has. Reset is when the bucket is full again."""
-        found = {}
-        limits: tuple[tuple[_Unit, int | None], ...] = (
-            ("requests", entry.requests_per_minute),
-            ("tokens", entry.tokens_per_minute),
+    def lines(self, name: str, entry: ApiKeyEntry, *, now_s: float) -> str:
+        """The usual `x-ratelimit-*` as they stand in a head, for the limits that the key has. Reset is when the bucket is full again."""
+        told = ""
+        if entry.requests_per_minute is not None:
+            told = self._told(name, "requests", entry.requests_per_minute, now_s)
+        if entry.tokens_per_minute is not None:
+            told += self._told(name, "tokens", entry.tokens_per_minute, now_s)
+        return told
+
+    def _told(self, name: str, unit: _Unit, limit: int, now_s: float) -> str:
+        left = self._bucket(name, unit, limit, now_s).left
+        return (
+            f"x-ratelimit-limit-{unit}: {limit}\r\n"
+            f"x-ratelimit-remaining-{unit}: {max(0, int(left + 1e-6))}\r\n"
+            f"x-ratelimit-reset-{unit}: {(limit - left) * 60 / limit:.3f}s\r\n"
         )
-        for unit, limit in limits:
-            if limit is not None:
-                bucket = self._bucket(name, unit, limit, now_s)
-                found[f"x-ratelimit-limit-{unit}"] = str(limit)
-                found[f"x-ratelimit-remaining-{unit}"] = str(max(0, int(bucket.left + 1e-6)))
-                found[f"x-ratelimit-reset-{unit}"] = f"{(limit - bucket.left) * 60 / limit:.3f}s"
-        return found
 
     def _bucket(self, name: str, unit: _Unit, limit: int, now_s: float) -> _Bucket:
         """Refilled up to now; a limit that a reload changed holds from now on."""

@@ -482,8 +482,8 @@ def relays(client: Any) -> list[Relay]:
 
 
 async def _judged(relay: Relay, client: _Client) -> None:
-    assert relay.done.done(), "an answer that is over leaves nobody waiting"
-    error = None if relay.done.cancelled() else relay.done.exception()
+    assert relay.ending.is_over, "an answer that is over leaves nobody waiting"
+    error = relay.ending.error
     assert error is None or isinstance(error, SbctlError), error
     assert client.begun == (error is None)
     assert not (

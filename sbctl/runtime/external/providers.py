@@ -189,7 +189,7 @@ async def _relayed(response: aiohttp.ClientResponse, question: Question, *, is_r
         relay.head(400 if is_refusal else response.status, fields)
         async for chunk in response.content.iter_any():
             relay.data(chunk)
-            if relay.done.done():
+            if relay.ending.is_over:
                 break
             await flow.may_go.wait()
         relay.end()
@@ -197,7 +197,7 @@ async def _relayed(response: aiohttp.ClientResponse, question: Question, *, is_r
         relay.broke(f"the connection failed: {type(error).__name__}")
     finally:
         question.client.feed_from(None)
-    await relay.done
+    await relay.ending.wait()
     return relay
 
 

@@ -33,11 +33,11 @@ class Accounts:
         if caller.name is not None and caller.entry is not None:
             self._keys.take(caller.name, caller.entry, now_s=_now_s())
 
-    def headers(self, caller: Caller | None) -> dict[str, str]:
-        """What the caller is told of its limits."""
+    def lines(self, caller: Caller | None) -> str:
+        """What the caller is told of its limits, as it stands in a head."""
         if caller is None or caller.name is None or caller.entry is None:
-            return {}
-        return self._keys.headers(caller.name, caller.entry, now_s=_now_s())
+            return ""
+        return self._keys.lines(caller.name, caller.entry, now_s=_now_s())
 
     def reserve(self, caller: Caller, asked: Asked | AskedForm) -> int:
         """Tokens; 0 where there is nothing to settle. Raises SbctlError `rate_limited`."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
+from pydantic_core import to_json
+
 from sbctl.base.errors import HTTP_STATUS, SbctlError
 from sbctl.runtime.admission import AdmissionError
 
@@ -20,6 +22,7 @@ __all__ = [
     "error_document",
     "head_bytes",
     "header_lines",
+    "internal_answer",
     "json_answer",
     "public_code",
 ]
@@ -34,7 +37,6 @@ _TYPES: Final = {
 }
 _COMMON: Final = b"Server: sbctl\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
 JSON_LINE: Final = b"Content-Type: application/json\r\n"
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() + _COMMON for status in HTTPStatus
 }
@@ -71,14 +73,16 @@ def head_bytes(status: int, lines: bytes, *, closing: bool, length: int | None, 
 def compact(document: Any) -> bytes:
     """JSON without spaces; half characters, which engines may write, stay the escapes that they were."""
     try:
-        return _ENCODER.encode(document).encode()
-    except UnicodeEncodeError:
+        return to_json(document)
+    except ValueError:
         return json.dumps(document, separators=(",", ":")).encode()
 
 
-def json_answer(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """`headers` beside the content's type."""
-    return Answer(status, compact(document), JSON_LINE + header_lines(headers or {}))
+def json_answer(
+    document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None, lines: str = ""
+) -> Answer:
+    """`headers`, and what stands in the head as it is, beside the content's type."""
+    return Answer(status, compact(document), JSON_LINE + header_lines(headers or {}) + lines.encode("latin-1"))
 
 
 def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
@@ -101,11 +105,11 @@ def error_document(error: SbctlError, request_id: str) -> dict[str, Any]:
     }
 
 
-def error_answer(error: SbctlError, request_id: str, limits: Mapping[str, str] | None = None) -> Answer:
-    """The whole answer; 429 and 503 say when to come back. `limits`: headers about the limits of the caller's key."""
+def error_answer(error: SbctlError, request_id: str, limits: str = "") -> Answer:
+    """The whole answer; 429 and 503 say when to come back. `limits`: lines about the limits of the caller's key."""
     document = error_document(error, request_id)
     status = HTTP_STATUS.status(document["error"]["code"])
-    headers = {"X-Request-Id": request_id, **(limits or {})}
+    headers = {"X-Request-Id": request_id}
     if status in _RETRY_STATUSES:
         after_s = (
             error.retry_after_s if isinstance(error, AdmissionError) else float(error.detail.get("retry_after_s", 1))
@@ -115,7 +119,17 @@ def error_answer(error: SbctlError, request_id: str, limits: Mapping[str, str] |
         headers["WWW-Authenticate"] = 'Bearer realm="sbctl"'
     if status == 405:
         headers["Allow"] = str(error.detail.get("allow", ""))
-    return json_answer(document, status=status, headers=headers)
+    return json_answer(document, status=status, headers=headers, lines=limits)
+
+
+def internal_answer(request_id: str) -> Answer:
+    """For a fault of ours that has no code."""
+    error = {"message": "internal error", "type": "managed_model_error", "param": None, "code": "internal"}
+    return json_answer(
+        {"error": {**error, "request_id": request_id, "retryable": False}},
+        status=500,
+        headers={"X-Request-Id": request_id},
+    )
 
 
 def public_code(error: SbctlError) -> str:

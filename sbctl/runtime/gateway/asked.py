@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 from sbctl.base import strict_json
@@ -33,10 +35,9 @@ _BOUND: Final[Mapping[Kind, str]] = {
     "completion": "max_tokens",
     "responses": "max_output_tokens",
 }
-_OURS: Final = frozenset(
-    {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens"}
-)
 _BOUND_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_OURS: Final = frozenset({"model", "stream", "stream_options", *_BOUND_FIELDS})
+_role: Final = itemgetter("role")
 _CHARS_A_TOKEN_MAX: Final = 16
 """No text of people or programs has longer tokens on average: beyond this a prompt is too long whatever the tokenizer."""
 
@@ -69,7 +70,7 @@ class Asked:
 
     @property
     def prompt_chars(self) -> int:
-        """Of what one pass of the model reads: a chat's messages together, of a list of texts the longest."""
+        """Of what one pass of the model reads: a chat's messages together, of a list of texts the longest. Never more than `text` has."""
         return max(map(len, self.prompts()), default=0)
 
     def prompts(self) -> list[str]:
@@ -97,23 +98,25 @@ class Asked:
     def tokens_asked(self) -> int | None:
         """How many the caller wants at most."""
         for name in _BOUND_FIELDS:
-            if (value := self.value(name)) is not None:
-                return int(value)
+            if name in self.members:
+                return int(self.members[name].value)
         return None
 
     def for_engine(self, *, model: str, context_length: int) -> bytes:
         """Its own name for the model; for generated text always a bound on tokens, always a stream, and the number of tokens at its end."""
-        parts = [f'{{"model":{json.dumps(model)}']
+        parts = ['{"model":', _quoted(model)]
         bound = _BOUND.get(self.kind)
         if bound is not None:
             parts.append(f',"{bound}":{self.tokens_asked or context_length},"stream":true')
             if self.kind != "responses":
                 parts.append(',"stream_options":{"include_usage":true}')
         for name, member in self.members.items():
-            if name == "messages" and any(message["role"] == "developer" for message in member.value):
+            if name in _OURS:
+                continue
+            if name == "messages" and "developer" in map(_role, member.value):
                 parts.append(f',"messages":{_with_system_role(member.value)}')
-            elif name not in _OURS:
-                parts.append(f',"{name}":{self.text[member.start : member.end]}')
+            else:
+                parts += (',"', name, '":', self.text[member.start : member.end])
         parts.append("}")
         return "".join(parts).encode()
 
@@ -151,14 +154,18 @@ def read_asked(data: bytes, kind: Kind) -> Asked:
         text, found = strict_json.members(data, max_bytes=DATA_BODY_MAX_BYTES)
     except InputError as error:
         raise InputError("invalid_body", error.message) from None
-    members: dict[str, Member] = {}
+    absent = [name for name, member in found.items() if member[0] is None or name in DROPPED]
+    for name in absent:
+        del found[name]
     for name, member in found.items():
-        if member.value is None or name in DROPPED:
-            continue
-        check_field(kind, name, member.value)
-        members[name] = member
-    prompt = members.get(PROMPT_FIELD[kind])
+        check_field(kind, name, member[0])
+    prompt = found.get(PROMPT_FIELD[kind])
     if prompt is None:
         raise missing_field(PROMPT_FIELD[kind])
     check_items(kind, prompt.value)
-    return Asked(kind, text, members)
+    return Asked(kind, text, found)
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    return json.dumps(name)

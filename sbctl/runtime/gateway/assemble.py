@@ -6,13 +6,12 @@ token count as progress. A caller that asked for a whole answer gets it put toge
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from sbctl.base.errors import EngineError
-from sbctl.runtime.gateway.events import HIDDEN, Usage, engine_error, usage_of
+from sbctl.runtime.gateway.events import HIDDEN, Usage, engine_error, read_json, usage_of
 
 __all__ = ["Assembler", "has_end", "whole_answer"]
 
@@ -20,7 +19,8 @@ _END: Final = re.compile(
     rb"^(?:data: ?\[DONE\]|event: ?response\.(?:completed|incomplete|failed)\r?\ndata:[^\n]*)\r?\n", re.MULTILINE
 )
 _END_MARKS: Final = (b"[DONE]", b"response.")
-_EVENT: Final = re.compile(r"^(?:data|error):[ \t]*(\{.*)$", re.MULTILINE)
+_NOT_OF_CHOICES: Final = frozenset({"error", "type", "response"})
+_EVENT: Final = re.compile(rb"^(?:data|error):[ \t]*(\{.*)$", re.MULTILINE)
 
 
 def has_end(stream: bytearray, start: int) -> bool:
@@ -34,21 +34,20 @@ def whole_answer(stream: bytes) -> tuple[dict[str, Any], Usage | None]:
 
     Raises EngineError `upstream_failed` for a broken event, and what `engine_error` makes of an error event.
     """
-    try:
-        events = json.loads("[" + ",".join(_EVENT.findall(stream.decode())) + "]")
-    except (ValueError, RecursionError):
-        raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None
     assembler, answer, usage = Assembler(), None, None
-    for event in events:
-        if event.get("error") is not None or event.get("type") in ("error", "response.failed"):
-            raise engine_error(500, event if "error" in event else event.get("response"))
-        if isinstance(event.get("response"), dict):
-            answer = event["response"]
-            usage = usage_of(answer) or usage
-        else:
-            assembler.add(event)
-            if "usage" in event:
-                usage = usage_of(event) or usage
+    for event in read_json(b"[%b]" % b",".join(_EVENT.findall(stream))):
+        if not isinstance(event, dict):
+            raise EngineError("upstream_failed", "the engine sent an event that is no object", retryable=True)
+        if not _NOT_OF_CHOICES.isdisjoint(event):
+            if event.get("error") is not None or event.get("type") in ("error", "response.failed"):
+                raise engine_error(500, event if "error" in event else event.get("response"))
+            if isinstance(event.get("response"), dict):
+                answer = event["response"]
+                usage = usage_of(answer) or usage
+                continue
+        assembler.add(event)
+        if "usage" in event:
+            usage = usage_of(event) or usage
     document = assembler.answer() if answer is None else answer
     for name in HIDDEN:
         document.pop(name, None)
@@ -69,8 +68,8 @@ class Assembler:
         self._top.update(event)
         choices = event.get("choices")
         for part in choices if isinstance(choices, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("index", 0), int):
-                index = part.get("index", 0)
+            index = part.get("index", 0) if isinstance(part, dict) else None
+            if isinstance(index, int):
                 choice = self._choices.get(index)
                 if choice is None:
                     choice = self._choices[index] = _Choice(index)
@@ -100,17 +99,17 @@ class _Choice:
     def add(self, part: Mapping[str, Any]) -> None:
         if part.get("finish_reason") is not None:
             self._finish_reason = part["finish_reason"]
-        delta, text, logprobs = part.get("delta"), part.get("text"), part.get("logprobs")
+        delta = part.get("delta")
         if isinstance(delta, dict):
             self._is_message = True
             for key, value in delta.items():
                 self._add_delta(key, value)
-        if isinstance(text, str):
+        if isinstance(part.get("text"), str):
             self._text = self._text or []
-            self._text.append(text)
-        if isinstance(logprobs, dict):
+            self._text.append(part["text"])
+        if isinstance(part.get("logprobs"), dict):
             self._logprobs = self._logprobs or {}
-            _add_logprobs(self._logprobs, logprobs)
+            _add_logprobs(self._logprobs, part["logprobs"])
 
     def _add_delta(self, key: str, value: Any) -> None:
         if key == "tool_calls":

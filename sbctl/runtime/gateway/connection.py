@@ -17,7 +17,7 @@ from sbctl.base.limits import HTTP_HEADER_MAX_BYTES
 from sbctl.runtime.gateway.answers import Answer, head_bytes
 from sbctl.runtime.gateway.chunked import ChunkedBody
 from sbctl.runtime.gateway.head import RequestHead, read_head
-from sbctl.runtime.gateway.ports import Source
+from sbctl.runtime.gateway.ports import Source, Work
 
 if TYPE_CHECKING:
     from sbctl.runtime.gateway.server import GatewayServer
@@ -61,7 +61,7 @@ class ClientConnection(asyncio.Protocol):
         """What has come of a body of known length."""
         self._left = 0
         self._held_bytes = 0
-        self._work: asyncio.Task[None] | None = None
+        self._work: Work | None = None
         self._begun = b""
         """A head that goes out with the first bytes."""
         self._unread = False
@@ -217,7 +217,9 @@ class ClientConnection(asyncio.Protocol):
         self._body = None
         self.phase = Phase.BUSY
         self.deadline_s = None
-        self._work = self._loop.create_task(self._server.app.serve(self._head, body, self))
+        work = self._server.app.serve(self._head, body, self)
+        if self.phase is Phase.BUSY:
+            self._work = work
 
     def _refuse(self, error: SbctlError, *, closes: bool = True) -> None:
         """Answer a request that is not taken up."""

@@ -11,12 +11,14 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
+from pydantic_core import from_json
+
 from sbctl.base.display import display_safe
 from sbctl.base.errors import EngineError, InputError, SbctlError
 from sbctl.base.limits import MIB
 from sbctl.runtime.gateway.answers import compact
 
-__all__ = ["HIDDEN", "EventStream", "Usage", "engine_error", "renamed_document", "usage_of"]
+__all__ = ["HIDDEN", "EventStream", "Usage", "engine_error", "read_json", "renamed_document", "usage_of"]
 
 _LINE_MAX_BYTES: Final = 4 * MIB
 HIDDEN: Final = ("__verbose", "generation_settings")
@@ -106,7 +108,7 @@ class EventStream:
             if skipped or (self.is_done and line):
                 return b""
         if line.startswith(b"error:"):
-            raise engine_error(500, _parsed(line[6:]))
+            raise engine_error(500, read_json(line[6:]))
         if not line.startswith(b"data:"):
             return line + b"\n"
         payload = line[5:].strip()
@@ -119,7 +121,7 @@ class EventStream:
 
     def _event(self, payload: bytes) -> bytes:
         """What goes on of an event; nothing when the caller did not ask for it."""
-        document = _parsed(payload)
+        document = read_json(payload)
         if not isinstance(document, dict):
             raise EngineError("upstream_failed", "the engine sent an event that is no object", retryable=True)
         if document.get("error") is not None or document.get("type") in ("error", "response.failed"):
@@ -140,7 +142,7 @@ class EventStream:
         if "model" not in inner:
             return compact(document) if rewrite else payload.replace(self._old, self._new) if self._old else payload
         found = _MODEL.search(payload)
-        if not rewrite and found is not None and _parsed(b"{" + found[0] + b"}") == {"model": inner["model"]}:
+        if not rewrite and found is not None and read_json(b"{" + found[0] + b"}") == {"model": inner["model"]}:
             if inner is document:
                 self._old = found[0]
             return payload.replace(found[0], self._new)
@@ -157,12 +159,17 @@ def renamed_document(body: bytes, public_name: str) -> tuple[bytes, Usage | None
         raise EngineError("upstream_failed", "the engine's answer is no JSON object", retryable=True)
     new = b'"model":' + json.dumps(public_name, ensure_ascii=False).encode()
     used = _USAGE.search(body)
-    usage = None if used is None else usage_of(_parsed(b"{" + used[0] + b"}"))
+    usage = None if used is None else usage_of(read_json(b"{" + used[0] + b"}"))
     return _MODEL.sub(lambda _: new, body, count=1), usage
 
 
-def _parsed(payload: bytes) -> Any:
+def read_json(data: bytes) -> Any:
+    """What an engine wrote, half characters included. Raises EngineError `upstream_failed` for what is no JSON."""
     try:
-        return json.loads(payload)
+        return from_json(data, cache_strings="keys")
+    except ValueError:
+        pass
+    try:
+        return json.loads(data)
     except (ValueError, RecursionError):
         raise EngineError("upstream_failed", "the engine sent an event that is no JSON", retryable=True) from None

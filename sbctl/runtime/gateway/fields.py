@@ -200,9 +200,15 @@ def _unknown(name: str, known: Collection[str], param: str, where: str = "") -> 
     return refused_field(told, display_safe(param, max_chars=128))
 
 
+_CHECKS: Final[Mapping[Kind, Mapping[str, Check]]] = {
+    kind: {**accepted, "model": _a_name} for kind, accepted in _ACCEPTED.items()
+}
+"""By every name that a request of a kind may have."""
+
+
 def check_field(kind: Kind, name: str, value: Any) -> None:
     """Raises InputError `invalid_request`, which names the field."""
-    check = _a_name if name == "model" else _ACCEPTED[kind].get(name)
+    check = _CHECKS[kind].get(name)
     if check is None:
         raise _unknown(name, (*_ACCEPTED[kind], "model"), name)
     if not check(value):
@@ -213,7 +219,8 @@ def check_items(kind: Kind, prompt: Any) -> None:
     """What stands in the messages of a chat, or in the items of a response. Raises InputError `invalid_request`."""
     if kind == "chat":
         for index, message in enumerate(prompt):
-            _check_message(f"messages[{index}]", message)
+            if not _is_plain(message):
+                _check_message(f"messages[{index}]", message)
     elif kind == "responses" and isinstance(prompt, list):
         for index, item in enumerate(prompt):
             _check_item(f"input[{index}]", item)
@@ -221,6 +228,16 @@ def check_items(kind: Kind, prompt: Any) -> None:
 
 def _is_one_of(value: Any, known: frozenset[str]) -> bool:
     return isinstance(value, str) and value in known
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether it is a text by somebody and nothing else, which most messages are: then there is nothing to look at."""
+    return (
+        isinstance(message, dict)
+        and len(message) == 2
+        and isinstance(message.get("content"), str)
+        and _is_one_of(message.get("role"), _ROLES)
+    )
 
 
 def _check_message(where: str, message: Any) -> None:

@@ -1,63 +1,41 @@
-"""A request's way: key ► origin ► model ► admission ► engine, and the answer back as it comes.
+"""The public API: who asks, what they may, and which way each route goes.
 
-A permit is held from admission until the answer's last byte is written or the caller is gone; a caller that goes away cancels the request,
-which closes the engine's connection. Before the first byte of an answer another replica is tried, then who stands in for the deployment
-(another deployment, an external provider), after it never.
+What only reads is answered here; what a model answers takes off as a `flight.Flight`, by the rules of `completions`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import secrets
-import traceback
-from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import unquote
 
-from sbctl.base.errors import HTTP_STATUS, EngineError, InputError, RefusedError, SbctlError
+from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.runtime import routes
 from sbctl.runtime.drain import Drain
-from sbctl.runtime.external.providers import Question
-from sbctl.runtime.gateway.accounting import Accounts, used_tokens
-from sbctl.runtime.gateway.answers import Answer, error_answer, header_lines, json_answer
-from sbctl.runtime.gateway.asked import Asked, read_asked, too_long
-from sbctl.runtime.gateway.asking import ask_over
+from sbctl.runtime.gateway.accounting import Accounts
+from sbctl.runtime.gateway.answers import Answer, json_answer
+from sbctl.runtime.gateway.asked import Asked, read_asked
+from sbctl.runtime.gateway.completions import Completions
 from sbctl.runtime.gateway.connection import ClientConnection
-from sbctl.runtime.gateway.fallback import (
-    Externals,
-    disallows_training,
-    is_our_fault,
-    provider_body,
-    stand_ins,
-    way_of,
-)
+from sbctl.runtime.gateway.fallback import Externals, disallows_training, way_of
+from sbctl.runtime.gateway.flight import Flight
 from sbctl.runtime.gateway.form import AskedForm, read_form
 from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.models import Look, cold_deployments, look_at, model_rows
-from sbctl.runtime.gateway.ports import Desired, Keys, Meter, Outcome, Served
-from sbctl.runtime.gateway.relay import BytesRelay, DocumentRelay, Relay, StreamRelay, WholeRelay
+from sbctl.runtime.gateway.ports import Desired, Keys, Meter, Work
 from sbctl.runtime.gateway.request import Request
 from sbctl.runtime.gateway.surface import MODELS_PATHS, PROBE_PATHS, SURFACE, Operation
-from sbctl.runtime.gateway.upstream import request_head
-from sbctl.runtime.generation import Lease
-from sbctl.runtime.log import get_log
-from sbctl.runtime.replica import Replica
-from sbctl.trust.bundle import DeploymentMember, ExternalMember, LocalStandIn
+from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Gateway"]
 
-RouteClass = Literal["local", "peer", "external"]
-
 _PARSE_INLINE_MAX_BYTES: Final = 128 * 1024
-_REPLICAS_TRIED: Final = 3
-_COUNT_FROM_CHARS_A_TOKEN: Final = 2
-"""From so many characters a token of context on, the engine is asked how many tokens a prompt has before it may queue."""
 
 
-class Gateway:
-    """The public API. `bound_to_loopback`: only this machine can reach it."""
+class Gateway(Completions):
+    """As `server.App`. `bound_to_loopback`: only this machine can reach it."""
 
     def __init__(
         self,
@@ -69,14 +47,8 @@ class Gateway:
         *,
         bound_to_loopback: bool,
     ) -> None:
-        self._desired = desired
-        self._meter = meter
-        self._accounts = Accounts(keys)
+        super().__init__(desired, meter, Accounts(keys), externals, bound_to_loopback=bound_to_loopback)
         self._drain = drain
-        self._externals = externals
-        self._on_loopback = bound_to_loopback
-        self._stopping = False
-        self._log = get_log("data")
         self._boot = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
@@ -94,31 +66,78 @@ class Gateway:
         if head.method != "POST":
             raise _wrong_method("POST")
         self._check_caller(head)
-        content_type = (head.text(b"content-type") or "").lower()
-        wanted = "multipart/form-data" if operation.is_form else "application/json"
-        if content_type.partition(";")[0].strip() != wanted:
-            raise RefusedError("unsupported_media_type", f"the body is {wanted}")
+        content_type = head.text(b"content-type") or ""
+        if content_type != operation.content_type and _bare(content_type) != operation.content_type:
+            raise RefusedError("unsupported_media_type", f"the body is {operation.content_type}")
 
-    async def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> None:
+    def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> Work | None:
         request_id = self._new_id()
         try:
             operation = SURFACE.get(head.path)
             if operation is None:
                 caller.answer(self._read(head))
-                return
-            with self._drain.request():
-                await self._complete(operation, head, body, caller, request_id)
-        except SbctlError as error:
-            self._refused(error, head, request_id)
-            caller.answer(error_answer(error, request_id, self._accounts.headers(head.caller)))
+                return None
+            if operation.is_form or len(body) > _PARSE_INLINE_MAX_BYTES:
+                apart = self._serve_apart(operation, head, body, caller, request_id)
+                return asyncio.get_running_loop().create_task(apart)
+            counted = self._drain.request()
+            began_s = asyncio.get_running_loop().time()
+            asked = read_asked(body, operation.kind)
+            request = self._taken_up(operation, asked, head, caller, request_id=request_id, began_s=began_s)
+            flight = Flight(self, counted, request)
+            flight.start()
+            return flight
         except Exception as error:  # noqa: BLE001 - one request's fault ends that request
-            self._log.error("unexpected error", request_id=request_id, error=repr(error), at=_where(error))
-            caller.answer(_internal(request_id))
+            caller.answer(self.told(error, head.path, request_id, head.caller))
+            return None
 
     def refusal(self, error: SbctlError, head: RequestHead | None) -> Answer:
-        request_id = self._new_id()
-        self._refused(error, head, request_id)
-        return error_answer(error, request_id, None if head is None else self._accounts.headers(head.caller))
+        path, caller = ("", None) if head is None else (head.path, head.caller)
+        return self.told(error, path, self._new_id(), caller)
+
+    async def _serve_apart(
+        self, operation: Operation, head: RequestHead, body: bytes, caller: ClientConnection, request_id: str
+    ) -> None:
+        """A body whose reading would keep others waiting is read in a thread."""
+        began_s = asyncio.get_running_loop().time()
+        try:
+            with self._drain.request():
+                asked: Asked | AskedForm
+                if operation.is_form:
+                    content_type = head.text(b"content-type") or ""
+                    asked = await asyncio.to_thread(read_form, body, content_type, operation.kind)
+                else:
+                    asked = await asyncio.to_thread(read_asked, body, operation.kind)
+                await self.complete(
+                    self._taken_up(operation, asked, head, caller, request_id=request_id, began_s=began_s)
+                )
+        except Exception as error:  # noqa: BLE001 - one request's fault ends that request
+            caller.answer(self.told(error, head.path, request_id, head.caller))
+
+    def _taken_up(
+        self,
+        operation: Operation,
+        asked: Asked | AskedForm,
+        head: RequestHead,
+        client: ClientConnection,
+        *,
+        request_id: str,
+        began_s: float,
+    ) -> Request:
+        """Its tokens are reserved. Raises RefusedError `rate_limited`."""
+        caller = self._caller(head)
+        return Request(
+            operation,
+            asked,
+            head.text(b"host") or "",
+            caller,
+            request_id,
+            client,
+            began_s,
+            self._accounts.reserve(caller, asked),
+            disallows_training(head),
+            way_of(head, self._boot),
+        )
 
     # Routes that only read
 
@@ -180,235 +199,6 @@ class Gateway:
             raise RefusedError("cross_site_refused", "without API keys, pages of other sites are refused")
         self._accounts.take(caller)
 
-    # The way to an engine
-
-    async def _complete(
-        self, operation: Operation, head: RequestHead, body: bytes, client: ClientConnection, request_id: str
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        asked: Asked | AskedForm
-        if operation.is_form:
-            asked = await asyncio.to_thread(read_form, body, head.text(b"content-type") or "", operation.kind)
-        elif len(body) > _PARSE_INLINE_MAX_BYTES:
-            asked = await asyncio.to_thread(read_asked, body, operation.kind)
-        else:
-            asked = read_asked(body, operation.kind)
-        host = head.text(b"host") or ""
-        caller = self._caller(head)
-        request = Request(
-            operation,
-            asked,
-            host,
-            caller,
-            request_id,
-            client,
-            began_s,
-            disallows_training(head),
-            way_of(head, self._boot),
-        )
-        reserved = self._accounts.reserve(caller, asked)
-        relay: Relay | None = None
-        status = 499
-        try:
-            relay = await self._answer(request)
-            status = 200
-        except SbctlError as error:
-            status = HTTP_STATUS.status(error.code)
-            raise
-        finally:
-            if reserved:
-                self._accounts.settle(caller, reserved, used_tokens(asked, request.relay, left=status == 499))
-            if request.served is not None:
-                self._count(request, relay, status, loop.time())
-
-    async def _answer(self, request: Request) -> Relay:
-        """By the deployment, else by who stands in for it, in order. Where nobody can, what kept the deployment from it is told."""
-        try:
-            return await self._ask(request)
-        except SbctlError as error:
-            if not request.stand_ins or self._stopping or not is_our_fault(error):
-                raise
-            relay = await self._ask_stand_ins(request, error.code)
-            if relay is None:
-                raise
-            return relay
-
-    async def _ask_stand_ins(self, request: Request, reason: str) -> Relay | None:
-        """None when none of them could. Raises InputError for what the caller did wrong, as an external provider says it."""
-        first = request.served
-        assert first is not None
-        for member in request.stand_ins:
-            self._log.info("somebody stands in", request_id=request.id, provider=member.name, reason=reason)
-            self._meter.fell_back(first.deployment, member.name, reason)
-            if isinstance(member, LocalStandIn):
-                request.instead, request.failed, request.elsewhere = member.deployment, set(), False
-                with contextlib.suppress(SbctlError):
-                    return await self._ask(request)
-                request.instead, request.served = None, first
-            else:
-                with contextlib.suppress(EngineError):
-                    return await self._ask_external(request, member)
-        return None
-
-    async def _ask_external(self, request: Request, member: ExternalMember) -> Relay:
-        request.admitted_s = asyncio.get_running_loop().time()
-        body, content_type = provider_body(request.asked, model=member.models[request.name])
-        path = request.operation.path.removeprefix("/v1")
-        question = Question(
-            path,
-            body,
-            content_type,
-            request.id,
-            request.client,
-            lambda: self._external_relay(request),
-            way=request.way,
-        )
-        return await self._externals.ask(member, question)
-
-    async def _ask(self, request: Request) -> Relay:
-        """Admit, ask, and relay; another replica when one fails before its first byte."""
-        while True:
-            lease = await self._admit(request)
-            try:
-                return await self._ask_replica(request, lease)
-            except SbctlError as error:
-                if not self._tries_another(request, lease.replica, error):
-                    raise
-            finally:
-                lease.release()
-
-    def _tries_another(self, request: Request, failed: Replica, error: SbctlError) -> bool:
-        request.failed.add(failed)
-        generation = request.generation
-        if error.code != "upstream_failed" or generation is None or len(request.failed) >= _REPLICAS_TRIED:
-            return False
-        others = [replica for replica in generation.replicas if replica.is_ready and replica not in request.failed]
-        if others:
-            self._log.warning("another replica is tried", request_id=request.id, reason=error.message)
-        return bool(others)
-
-    async def _admit(self, request: Request) -> Lease:
-        """A commit may replace the generation while the request waits for it: follow it then, so that a rollout refuses nobody, however many
-        follow each other while the request may wait.
-        """
-        while True:
-            if self._stopping:
-                raise EngineError("no_ready_replica", "the runtime is stopping", retryable=True)
-            table = self._desired.routes
-            origin = table.origin(request.host, bound_to_loopback=self._on_loopback)
-            request.name, generation = table.resolve(origin, request.asked.model, instead=request.instead)
-            request.served = request.generation = generation
-            request.stand_ins = stand_ins(origin, request)
-            if not request.caller.may_use(request.name):
-                raise RefusedError("model_not_allowed", "this key may not use this model", detail={"param": "model"})
-            await self._check_fit(request, generation)
-            try:
-                lease = await generation.admit(request.priority, avoid=request.failed)
-                request.admitted_s = asyncio.get_running_loop().time()
-                return lease
-            except SbctlError as error:
-                waited_ms = (asyncio.get_running_loop().time() - request.began_s) * 1000
-                is_replaced = error.code == "draining" and self._desired.routes is not table
-                if not is_replaced or waited_ms > generation.member.queue_timeout_ms:
-                    self._meter.rejected(generation.deployment, request.priority, error.code)
-                    raise
-
-    async def _check_fit(self, request: Request, served: Served) -> None:
-        """Whether the model does that at all, and whether the prompt can fit: what cannot is refused before it takes anybody's place."""
-        member, asked = served.member, request.asked
-        if str(member.mode) != request.operation.mode:
-            told = f"this model does not answer {request.operation.path}"
-            raise InputError("modality_mismatch", told, detail={"param": "model"})
-        if isinstance(asked, AskedForm):
-            return
-        prompt_chars = asked.prompt_chars
-        asked.check_bounds(member.context_length, prompt_chars)
-        if prompt_chars > member.context_length * _COUNT_FROM_CHARS_A_TOKEN:
-            ready = next((replica for replica in served.replicas if replica.is_ready), None)
-            if ready is not None:
-                tokens = await ready.client.count_tokens(max(asked.prompts(), key=len))
-                if tokens is not None and tokens > member.context_length:
-                    raise too_long(member.context_length, asked.kind)
-
-    async def _ask_replica(self, request: Request, lease: Lease) -> Relay:
-        """Raises EngineError `upstream_failed` and what the engine refuses with, always before the first byte of an answer."""
-        body, content_type = self._engine_body(request)
-        head = request_head("POST", request.operation.path, len(body), content_type, request.id)
-        return await ask_over(
-            lease.replica.client.pool,
-            request.client,
-            lambda: (head, body),
-            lambda: self._relay(request, lease.replica),
-            unreached="upstream_failed",
-        )
-
-    def _engine_body(self, request: Request) -> tuple[bytes, str]:
-        assert request.served is not None
-        model = request.served.deployment
-        if isinstance(request.asked, AskedForm):
-            return request.asked.for_engine(model=model)
-        context_length = request.served.member.context_length
-        return request.asked.for_engine(model=model, context_length=context_length), "application/json"
-
-    def _relay(self, request: Request, replica: Replica) -> Relay:
-        relay = request.relay = self._new_relay(request, "local", replica.progressed)
-        return relay
-
-    def _external_relay(self, request: Request) -> Relay:
-        request.elsewhere = True
-        relay = request.relay = self._new_relay(request, "external", _nothing)
-        return relay
-
-    def _new_relay(self, request: Request, route: RouteClass, progressed: Callable[[], None]) -> Relay:
-        lines = (
-            f"X-Request-Id: {request.id}\r\nx-sbproxy-logical-model: {request.name}\r\nx-sbproxy-route-class: {route}\r\n"
-        ).encode("latin-1") + header_lines(self._accounts.headers(request.caller))
-        asked = request.asked
-        if request.operation.answers == "bytes" or isinstance(asked, AskedForm):
-            return BytesRelay(request.client, lines, progressed, request_id=request.id)
-        if request.operation.answers == "json":
-            return DocumentRelay(request.client, lines, progressed, request_id=request.id, model=request.name)
-        if not asked.wants_stream and route == "external":
-            return DocumentRelay(request.client, lines, progressed, request_id=request.id, model=request.name)
-        if not asked.wants_stream:
-            return WholeRelay(request.client, lines, progressed, request_id=request.id, model=request.name)
-        return StreamRelay(
-            request.client,
-            lines,
-            progressed,
-            request_id=request.id,
-            model=request.name,
-            keeps_usage=asked.wants_usage,
-        )
-
-    # What is told
-
-    def _count(self, request: Request, relay: Relay | None, status: int, now_s: float) -> None:
-        assert request.served is not None
-        broke = relay is not None and relay.problem is not None
-        if relay is not None and relay.problem is not None:
-            self._log.warning("stream broke", request_id=request.id, reason=relay.problem.message)
-        elif status == 499:
-            self._log.info("caller left", request_id=request.id, after_s=round(now_s - request.began_s, 3))
-        first_s = None if relay is None or relay.first_byte_s is None else relay.first_byte_s - request.began_s
-        self._meter.finished(
-            Outcome(
-                request.served.deployment,
-                status,
-                (request.admitted_s or now_s) - request.began_s,
-                first_s,
-                now_s - request.began_s,
-                None if relay is None else relay.usage,
-                broke,
-                request.elsewhere,
-            )
-        )
-
-    def _refused(self, error: SbctlError, head: RequestHead | None, request_id: str) -> None:
-        path = "" if head is None else head.path[:128]
-        self._log.info("refused", request_id=request_id, path=path, code=error.code, reason=error.message)
-
     def _new_id(self) -> str:
         return f"{self._boot}{next(self._numbers):016x}"
 
@@ -420,24 +210,9 @@ def _model_of(path: str) -> str | None:
     return None
 
 
-def _nothing() -> None:
-    """Nobody watches the progress of somebody else's engine."""
+def _bare(content_type: str) -> str:
+    return content_type.lower().partition(";")[0].strip()
 
 
 def _wrong_method(allow: str) -> RefusedError:
     return RefusedError("method_not_allowed", f"this route takes {allow}", detail={"allow": allow})
-
-
-def _internal(request_id: str) -> Answer:
-    error = {"message": "internal error", "type": "managed_model_error", "param": None, "code": "internal"}
-    return json_answer(
-        {"error": {**error, "request_id": request_id, "retryable": False}},
-        status=500,
-        headers={"X-Request-Id": request_id},
-    )
-
-
-def _where(error: BaseException) -> list[str]:
-    """The innermost places of an error, without values."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [f"{frame.filename}:{frame.lineno}" for frame in frames[-4:]]

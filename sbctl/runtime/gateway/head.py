@@ -7,6 +7,7 @@ decides, codings other than chunked. `Upgrade` is not followed: the request is a
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -19,7 +20,9 @@ __all__ = ["FIELD_MAX_BYTES", "RequestHead", "read_head"]
 FIELD_MAX_BYTES: Final = 8190
 _FIELDS_MAX: Final = 64
 _LENGTH_MAX_DIGITS: Final = 15
-_VISIBLE: Final = frozenset(range(0x21, 0x7F)) - {ord("#")}
+_TARGET: Final = re.compile(rb"/[!\"$-~]*+")
+"""A path and a query: visible characters, no fragment."""
+_RARE: Final = frozenset({b"transfer-encoding", b"expect"})
 _SINGLE: Final = frozenset(
     {
         b"authorization",
@@ -127,14 +130,10 @@ def read_head(data: bytes) -> RequestHead:
     if len(data) > FIELD_MAX_BYTES and max(map(len, data.split(b"\r\n"))) > FIELD_MAX_BYTES:
         raise _refuse("a line of the head is too long")
     target = reader.target
-    if target[:1] != b"/" or not _VISIBLE.issuperset(target):
+    if _TARGET.fullmatch(target) is None:
         raise _refuse("the target of a request is a path")
-    if version == "1.0" and b"transfer-encoding" in fields:
-        raise _refuse("HTTP/1.0 has no chunked bodies")
-    if fields.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-        raise _refuse("chunked is the only coding of a body here")
-    if fields.get(b"expect", b"100-continue").lower() != b"100-continue":
-        raise _refuse("100-continue is the only thing to expect")
+    if not _RARE.isdisjoint(fields):
+        _check_rare(fields, version)
     return RequestHead(
         parser.get_method().decode("ascii"),
         target.partition(b"?")[0].decode("ascii"),
@@ -143,6 +142,15 @@ def read_head(data: bytes) -> RequestHead:
         keep_alive=_keeps(fields.get(b"connection", b""), version),
         length=_length(fields.get(b"content-length")),
     )
+
+
+def _check_rare(fields: dict[bytes, bytes], version: str) -> None:
+    if version == "1.0" and b"transfer-encoding" in fields:
+        raise _refuse("HTTP/1.0 has no chunked bodies")
+    if fields.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+        raise _refuse("chunked is the only coding of a body here")
+    if fields.get(b"expect", b"100-continue").lower() != b"100-continue":
+        raise _refuse("100-continue is the only thing to expect")
 
 
 def _keeps(connection: bytes, version: str) -> bool:

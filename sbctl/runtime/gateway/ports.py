@@ -13,7 +13,7 @@ from sbctl.runtime.replica import Replica
 from sbctl.runtime.routes import RouteTable
 from sbctl.trust.bundle import ApiKeyEntry, DeploymentMember
 
-__all__ = ["Client", "Desired", "Keys", "Meter", "Outcome", "Served", "Source"]
+__all__ = ["Client", "Desired", "Keys", "Meter", "Outcome", "Served", "Source", "Work"]
 
 
 class Desired(Protocol):
@@ -59,6 +59,14 @@ class Client(Protocol):
 
     def feed_from(self, source: Source | None) -> None:
         """Whom to ask to wait while this caller does not read; None: nobody any more."""
+        ...
+
+
+class Work(Protocol):
+    """A request that is being answered."""
+
+    def cancel(self) -> object:
+        """Its caller is gone."""
         ...
 
 
@@ -112,6 +120,6 @@ class Keys(Protocol):
 
     def settle(self, name: str, entry: ApiKeyEntry, *, reserved: int, used: int, now_s: float) -> None: ...
 
-    def headers(self, name: str, entry: ApiKeyEntry, *, now_s: float) -> dict[str, str]:
-        """What the caller is told of its limits; nothing where it has none."""
+    def lines(self, name: str, entry: ApiKeyEntry, *, now_s: float) -> str:
+        """What the caller is told of its limits, as it stands in a head; nothing where it has none."""
         ...

@@ -14,6 +14,7 @@ from typing import Any, Final
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.base.limits import MIB
 from sbctl.runtime.gateway.answers import JSON_LINE, Answer, compact, error_document, header_lines
+from sbctl.runtime.gateway.asking import Ending
 from sbctl.runtime.gateway.assemble import has_end, whole_answer
 from sbctl.runtime.gateway.events import EventStream, Usage, engine_error, renamed_document
 from sbctl.runtime.gateway.ports import Client
@@ -28,27 +29,26 @@ _EVENTS_LINES: Final = b"Content-Type: text/event-stream\r\nX-Accel-Buffering: n
 
 
 class Relay:
-    """Takes one answer of an engine (`upstream.AnswerSink`). `done` ends when the caller has it or why there is none is known."""
+    """Takes one answer of an engine (`upstream.AnswerSink`). `ending` comes when the caller has it or why there is none is known."""
+
+    begun = False
+    """A byte of the answer has gone to the caller."""
+    first_byte_s: float | None = None
+    """Loop time of the engine's first byte of an answer."""
+    received_bytes = 0
+    """Of an answer, so far."""
+    usage: Usage | None = None
+    problem: SbctlError | None = None
+    """Why a begun answer broke."""
+    _refused: bytearray | None = None
+    _status = 0
 
     def __init__(self, client: Client, lines: bytes, progressed: Callable[[], None], *, request_id: str) -> None:
         self._client = client
         self._lines = lines
         self._progressed = progressed
         self._request_id = request_id
-        self._refused: bytearray | None = None
-        self._status = 0
-        loop = asyncio.get_running_loop()
-        self._loop = loop
-        self.done: asyncio.Future[None] = loop.create_future()
-        self.begun = False
-        """A byte of the answer has gone to the caller."""
-        self.first_byte_s: float | None = None
-        """Loop time of the engine's first byte of an answer."""
-        self.received_bytes = 0
-        """Of an answer, so far."""
-        self.usage: Usage | None = None
-        self.problem: SbctlError | None = None
-        """Why a begun answer broke."""
+        self.ending = Ending()
 
     @property
     def heard(self) -> bool:
@@ -58,7 +58,7 @@ class Relay:
     @property
     def is_satisfied(self) -> bool:
         """Whether the engine did all that was asked of it: its connection may be kept."""
-        return self.done.done() and not self.done.cancelled() and self.problem is None and not self.done.exception()
+        return self.ending.is_over and self.problem is None and self.ending.error is None
 
     # What each way does its own way
 
@@ -89,14 +89,14 @@ class Relay:
             return
         self.received_bytes += len(data)
         if self.first_byte_s is None:
-            self.first_byte_s = self._loop.time()
+            self.first_byte_s = asyncio.get_running_loop().time()
         try:
             self._take(data)
         except SbctlError as error:
             self._fail(error)
 
     def end(self) -> None:
-        if self.done.done():
+        if self.ending.is_over:
             return
         try:
             if self._refused is not None:
@@ -110,19 +110,15 @@ class Relay:
 
     # Ends
 
-    def _finished(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
     def _fail(self, error: SbctlError) -> None:
-        if self.done.done():
+        if self.ending.is_over:
             return
         if not self.begun:
-            self.done.set_exception(error)
+            self.ending.end(error)
             return
         self.problem = error
         self._client.finish(broken=True, told=self._tell(error))
-        self._finished()
+        self.ending.end()
 
     def _tell(self, error: SbctlError) -> bool:  # noqa: ARG002 - most forms have no place for it
         """Say in a begun answer that it broke, where its form has a place for that; whether it has."""
@@ -131,19 +127,28 @@ class Relay:
     def _whole(self, body: bytes, type_line: bytes = JSON_LINE) -> None:
         self.begun = True
         self._client.answer(Answer(200, body, type_line + self._lines))
-        self._finished()
+        self.ending.end()
 
 
 class StreamRelay(Relay):
     """Events as they come."""
 
-    def __init__(self, *args: Any, model: str, keeps_usage: bool, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(
+        self,
+        client: Client,
+        lines: bytes,
+        progressed: Callable[[], None],
+        *,
+        request_id: str,
+        model: str,
+        keeps_usage: bool,
+    ) -> None:
+        super().__init__(client, lines, progressed, request_id=request_id)
         self._events = EventStream(model, keeps_usage=keeps_usage)
         self._ends_blank = False
 
     def _take(self, data: bytes) -> None:
-        if self.done.done():
+        if self.ending.is_over:
             return
         block = self._events.feed(data)
         is_done = self._events.is_done
@@ -157,7 +162,7 @@ class StreamRelay(Relay):
         if is_done:
             self.usage = self._events.usage
             self._client.finish()
-            self._finished()
+            self.ending.end()
 
     def _close(self) -> None:
         raise EngineError("upstream_failed", "the engine closed the stream early", retryable=True)
@@ -170,13 +175,15 @@ class StreamRelay(Relay):
 class WholeRelay(Relay):
     """One document, put together from the events that the engine was asked for. They are read at the end, all at once."""
 
-    def __init__(self, *args: Any, model: str, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(
+        self, client: Client, lines: bytes, progressed: Callable[[], None], *, request_id: str, model: str
+    ) -> None:
+        super().__init__(client, lines, progressed, request_id=request_id)
         self._model = model
         self._stream = bytearray()
 
     def _take(self, data: bytes) -> None:
-        if self.done.done():
+        if self.ending.is_over:
             return
         before = max(0, len(self._stream) - _END_MAX_BYTES)
         self._stream += data
@@ -194,8 +201,10 @@ class WholeRelay(Relay):
 class DocumentRelay(Relay):
     """One document that the engine writes at once."""
 
-    def __init__(self, *args: Any, model: str, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(
+        self, client: Client, lines: bytes, progressed: Callable[[], None], *, request_id: str, model: str
+    ) -> None:
+        super().__init__(client, lines, progressed, request_id=request_id)
         self._model = model
         self._body = bytearray()
 
@@ -228,7 +237,7 @@ class BytesRelay(Relay):
             self._whole(b"", self._type_line)
             return
         self._client.finish()
-        self._finished()
+        self.ending.end()
 
 
 def _document(data: bytes | bytearray) -> Any:

@@ -30,6 +30,8 @@ class Request:
     id: str
     client: ClientConnection
     began_s: float
+    reserved: int = 0
+    """Tokens of the caller's key, to be settled."""
     no_training: bool = False
     """The caller's prompts go to nobody who may train on them."""
     way: tuple[str, ...] | None = ()

@@ -18,6 +18,7 @@ from sbctl.base.limits import DATA_BODIES_MAX_BYTES, DATA_BODY_MAX_BYTES, HTTP_H
 from sbctl.runtime.gateway.answers import Answer
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.head import RequestHead
+from sbctl.runtime.gateway.ports import Work
 from sbctl.runtime.gateway.surface import PROBE_PATHS
 from sbctl.runtime.tls_server import TlsServer
 
@@ -55,8 +56,8 @@ class App(Protocol):
         """Before the body is read. Raises SbctlError for what is refused by its head alone."""
         ...
 
-    async def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> None:
-        """Answer it, whatever happens; cancelled when the caller is gone."""
+    def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> Work | None:
+        """Answer it, whatever happens. What is not answered yet when this returns is cancelled when the caller is gone."""
         ...
 
     def refusal(self, error: SbctlError, head: RequestHead | None) -> Answer:

@@ -29,6 +29,11 @@ class Operation:
     is_form: bool = False
     """The body is multipart/form-data, not JSON."""
 
+    @property
+    def content_type(self) -> str:
+        """Of the body."""
+        return "multipart/form-data" if self.is_form else "application/json"
+
 
 _OPERATIONS: Final = (
     Operation("chat", "/v1/chat/completions", "chat", "events"),

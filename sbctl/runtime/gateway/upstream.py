@@ -101,7 +101,7 @@ class EngineConnection(asyncio.Protocol):
         Else: `is_satisfied`: what is missing is the end alone, so the connection is kept when that comes within a second; if not, it is cut,
         and what runs on it is cancelled.
         """
-        if self._sink is not sink:
+        if self._sink is not sink or self._is_complete:
             return
         if not is_satisfied:
             self._drop()
@@ -246,12 +246,19 @@ class Pool:
         """A new one, made by `_make`. Raises what `ENGINE_ERRORS` lists."""
         raise NotImplementedError
 
-    async def connection(self, *, fresh: bool = False) -> EngineConnection:
-        """A kept one, or a new one; `fresh`: a new one. Raises what `ENGINE_ERRORS` lists."""
-        while self._idle and not fresh:
+    def kept(self) -> EngineConnection | None:
+        """One that is open; None where one has to be made."""
+        while self._idle:
             kept = self._idle.pop()
             if kept.is_open:
                 return kept
+        return None
+
+    async def connection(self, *, fresh: bool = False) -> EngineConnection:
+        """A kept one, or a new one; `fresh`: a new one. Raises what `ENGINE_ERRORS` lists."""
+        kept = None if fresh else self.kept()
+        if kept is not None:
+            return kept
         if self._closed:
             raise ConnectionError("the engine is not wanted any more")
         async with asyncio.timeout(_CONNECT_S):

@@ -78,7 +78,7 @@ class _Answer:
 
     def __init__(self, relay: Relay) -> None:
         self.relay = relay
-        self.done = relay.done
+        self.ending = relay.ending
         self.present: int | None = None
         """The start of its process, or the generation, that the worker says it has where it was asked for another."""
         self._status = 0
@@ -112,14 +112,14 @@ class _Answer:
     def end(self) -> None:
         if self._status == 200:
             self.relay.end()
-        elif not self.done.done():
-            self.done.set_exception(refusal_of(self._status, self._fields, bytes(self._refusal)))
+        else:
+            self.ending.end(refusal_of(self._status, self._fields, bytes(self._refusal)))
 
     def broke(self, why: str) -> None:
-        if self.relay.begun or self.done.done():
+        if self.relay.begun:
             self.relay.broke(why)
         else:
-            self.done.set_exception(EngineError("transport_failed", "the worker ended the connection", retryable=True))
+            self.ending.end(EngineError("transport_failed", "the worker ended the connection", retryable=True))
 
 
 def refusal_of(status: int, fields: Mapping[bytes, bytes], body: bytes) -> SbctlError:

@@ -14,8 +14,10 @@ from typing import Protocol
 from sbctl.base.errors import EngineError, RefusedError
 from sbctl.runtime import routes
 from sbctl.runtime.drain import Drain
+from sbctl.runtime.gateway.completions import RouteClass
 from sbctl.runtime.gateway.fallback import Externals, stand_ins
-from sbctl.runtime.gateway.gateway import Gateway, RouteClass
+from sbctl.runtime.gateway.flight import Begun
+from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.models import Availability, Look
 from sbctl.runtime.gateway.ports import Desired, Keys, Meter
 from sbctl.runtime.gateway.relay import Relay
@@ -74,12 +76,16 @@ class ClusterGateway(Gateway):
         self._cluster = cluster
         self._dispatcher = dispatcher
 
-    async def _ask(self, request: Request) -> Relay:
+    def begin(self, request: Request) -> Begun | None:
+        return None if self._cluster.is_known else super().begin(request)
+
+    async def _ask(self, request: Request, begun: Begun | None = None) -> Relay:
         """The relay of an answer that has begun and ended, from the best replica that would give one."""
-        if not self._cluster.is_known:
-            return await super()._ask(request)
-        served = self._route(request)
-        await self._check_fit(request, served)
+        if begun is not None or not self._cluster.is_known:
+            return await super()._ask(request, begun)
+        served = self._found(request)
+        if self._has_to_be_counted(request, served):
+            await self._count_tokens(request, served)
         loop = asyncio.get_running_loop()
         request.admitted_s = loop.time()
         member = served.member
@@ -96,7 +102,7 @@ class ClusterGateway(Gateway):
             )
         )
 
-    def _route(self, request: Request) -> _Elsewhere:
+    def _found(self, request: Request) -> _Elsewhere:
         """Raises RefusedError `unknown_origin`, `unknown_model`, `model_not_allowed`; EngineError `no_ready_replica` while this host stops."""
         if self._stopping:
             raise EngineError("no_ready_replica", "the runtime is stopping", retryable=True)

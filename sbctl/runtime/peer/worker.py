@@ -23,8 +23,9 @@ from sbctl.runtime.gateway.asking import ask_over
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.form import AskedForm, read_form
 from sbctl.runtime.gateway.head import RequestHead
-from sbctl.runtime.gateway.ports import Meter, Outcome
-from sbctl.runtime.gateway.relay import BytesRelay, DocumentRelay, Relay, StreamRelay, WholeRelay
+from sbctl.runtime.gateway.ports import Meter, Outcome, Work
+from sbctl.runtime.gateway.relay import Relay
+from sbctl.runtime.gateway.relays import relay_for
 from sbctl.runtime.gateway.surface import SURFACE, Operation
 from sbctl.runtime.gateway.upstream import request_head
 from sbctl.runtime.generation import Generation
@@ -147,7 +148,10 @@ class PeerWorker:
         if (head.text(b"content-type") or "") != CONTENT_TYPE:
             raise RefusedError("unsupported_media_type", f"the body is {CONTENT_TYPE}")
 
-    async def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> None:  # noqa: ARG002 - as App
+    def serve(self, head: RequestHead, body: bytes, caller: ClientConnection) -> Work:  # noqa: ARG002 - as App
+        return asyncio.get_running_loop().create_task(self._serve(body, caller))
+
+    async def _serve(self, body: bytes, caller: ClientConnection) -> None:
         connection = cast("PeerConnection", caller)
         try:
             if self._stopping:
@@ -332,15 +336,15 @@ def _check_fit(work: _Work) -> None:
 
 def _relay(work: _Work, replica: Replica) -> Relay:
     """The model has its public name from here on; the gateway has nothing to rename."""
-    asked, request_id, model = work.asked, work.envelope.request_id, work.envelope.logical_model
-    client, progressed = work.client, replica.progressed
-    if work.operation.answers == "bytes" or isinstance(asked, AskedForm):
-        return BytesRelay(client, b"", progressed, request_id=request_id)
-    if work.operation.answers == "json":
-        return DocumentRelay(client, b"", progressed, request_id=request_id, model=model)
-    if not asked.wants_stream:
-        return WholeRelay(client, b"", progressed, request_id=request_id, model=model)
-    return StreamRelay(client, b"", progressed, request_id=request_id, model=model, keeps_usage=asked.wants_usage)
+    return relay_for(
+        work.operation,
+        work.asked,
+        work.client,
+        replica.progressed,
+        lines=b"",
+        request_id=work.envelope.request_id,
+        model=work.envelope.logical_model,
+    )
 
 
 def _told(code: str) -> str:

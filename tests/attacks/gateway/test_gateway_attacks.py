@@ -129,6 +129,11 @@ class World:
         replica = min(self.replicas, key=lambda each: (each in avoid, each.number))
         return Lease(cast("Any", replica), await self.gate.acquire(priority))
 
+    def admit_now(self, avoid: Any = ()) -> Lease | None:
+        replica = min(self.replicas, key=lambda each: (each in avoid, each.number))
+        permit = self.gate.acquire_now()
+        return None if permit is None else Lease(cast("Any", replica), permit)
+
     def rejected(self, deployment: str, priority: str, reason: str) -> None: ...
 
     def fell_back(self, deployment: str, provider: str, reason: str) -> None: ...
