@@ -20,6 +20,7 @@ from tests.scheduling import misplaced  # noqa: E402
 
 # A busy machine is no fault of what is tested.
 settings.register_profile("any machine", parent=settings(), deadline=None)
+settings.register_profile("brief", parent=settings.get_profile("any machine"), max_examples=20)
 settings.load_profile("any machine")
 
 _KEPT = ("SBCTL_REQUIRE_ALL", "SBCTL_CORPUS", "SBCTL_PACKAGE_INDEX", "SBCTL_TEST_CACHE")

@@ -19,6 +19,8 @@ from sbctl.config.diagnose import Report
 from tests.simulators.fake_hub import FakeHub, hub
 from tests.simulators.gguf_files import tiny_gguf
 
+pytestmark = pytest.mark.flow
+
 GGUF, LARGER = tiny_gguf(note="x" * 900), tiny_gguf(layers=2, note="y" * 900)
 CARD = {
     "cardData": {"license": "apache-2.0"},

@@ -21,6 +21,8 @@ from sbctl.trust.authority import Authority
 from sbctl.trust.certificates import create_request, generate_private_key
 from sbctl.trust.identity import Grant
 
+pytestmark = pytest.mark.flow
+
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 FILE = "fleet: {name: prod, identity: {directory: ./cluster}}\nproxy: {http_bind_port: 8080}\n"
 

@@ -21,6 +21,8 @@ from sbctl.node.cluster_status import ClusterStatus
 from sbctl.node.messages import Method
 from sbctl.views.cluster_live_views import alerts, live_body, live_exit_code, live_text
 
+pytestmark = pytest.mark.flow
+
 NODE = {
     "node_id": "w1",
     "health": "healthy",

@@ -20,6 +20,8 @@ from sbctl.trust.enrollment_messages import EnrollmentRequest
 from sbctl.trust.join_token import JoinToken
 from tests.simulators.enrollment_world import authority_in, now
 
+pytestmark = pytest.mark.flow
+
 SERVER = Server("127.0.0.1", 1, "mesh")
 TOKENS = [JoinToken("ab" * 32, f"{number:016x}", Secret(b"s" * 32)) for number in range(3)]
 TEXTS = [token.text().reveal().decode() for token in TOKENS]

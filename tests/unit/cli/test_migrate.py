@@ -13,6 +13,8 @@ from sbctl.node.paths import NodePaths
 from sbctl.runtime.settings import load_settings
 from tests.simulators.provider_world import QUICKSTART
 
+pytestmark = pytest.mark.flow
+
 LEGACY = """\
 # ours
 origins:

@@ -18,6 +18,8 @@ from sbctl.cli.main import main
 from sbctl.node.paths import PREFIX_VARIABLE
 from tests.simulators.gguf_files import tiny_gguf
 
+pytestmark = pytest.mark.flow
+
 SB = """\
 proxy:
   model_host:

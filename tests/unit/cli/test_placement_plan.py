@@ -22,6 +22,8 @@ from sbctl.views.plan_text import plan_text
 from tests.simulators.provider_world import ProviderWorld
 from tests.unit.providers.test_cluster import ROLES, text, world_of
 
+pytestmark = pytest.mark.flow
+
 BIG = ", big: {model: qwen2.5-0.5b-instruct, variant: q4_k_m, replicas: %d, memory: 20GiB, warm: true}"
 
 

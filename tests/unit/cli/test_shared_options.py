@@ -10,6 +10,8 @@ from sbctl.base.errors import ExitCode
 from sbctl.cli.app import app
 from sbctl.cli.main import main
 
+pytestmark = pytest.mark.flow
+
 SHARED = {
     "--target", "--exclude", "--replace", "--refresh", "--no-refresh", "--max-blast-radius", "--allow-unreachable", "--parallelism",
     "--lock-timeout", "--file",

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from sbctl.base.errors import EngineError, SbctlError
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
 from sbctl.node.placement_document import PlacementDocument
@@ -21,6 +23,8 @@ from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_world import ClusterWorld, SimNode
 from tests.simulators.engine_world import facts, in_virtual_time, outcome_of, until
 from tests.simulators.runtime_world import content, member
+
+pytestmark = pytest.mark.flow
 
 MINUTE_S = 60.0
 Q = clustered(member(facts(), "/engine"), replicas=2)

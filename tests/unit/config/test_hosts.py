@@ -192,6 +192,7 @@ def test_data_addresses_have_ranges_too(load_text: Load, minimal: str) -> None:
     assert [each.data_address for each in hosts.values()] == ["gpu-1.example", "gpu-2.example"]
 
 
+@pytest.mark.flow
 def test_a_fleet_has_an_end(findings_of: Findings, minimal: str) -> None:
     entries = "".join(f"    'r{n}-[1-5000]': {{address: 'r{n}.[1-5000]', host_key: '{KEY}'}}\n" for n in range(3))
     found = findings_of("fleet:\n  hosts:\n" + entries + minimal)

@@ -115,6 +115,7 @@ def test_only_whole_installations_count(tmp_path: Path) -> None:
     assert installed_engines(tmp_path / "none") == ()
 
 
+@pytest.mark.flow
 def test_availability_says_what_to_do(tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "_SYSTEM_DIRECTORIES", ())
     engines = tmp_path / "engines"

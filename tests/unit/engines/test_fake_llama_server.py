@@ -16,6 +16,8 @@ import pytest
 
 from tests.simulators import fake_llama_server
 
+pytestmark = pytest.mark.flow
+
 
 class Connection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:

@@ -236,6 +236,7 @@ def test_fault_34_the_address_is_always_written_out(address: EngineAddress) -> N
     assert ("--port" in argv) == (address.port is not None)
 
 
+@pytest.mark.flow
 def test_fault_31_the_runtime_loads_no_compute_library() -> None:
     code = (
         "import sys, sbctl.runtime.daemon, sbctl.runtime.node_provisioner;"

@@ -21,6 +21,8 @@ from sbctl.trust.authority import Authority
 from sbctl.trust.identity import Grant
 from tests.simulators.failing_files import FullAt
 
+pytestmark = pytest.mark.flow
+
 ROLES: Any = ("worker",)
 
 

@@ -25,6 +25,8 @@ from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.engine_ops import install_engine, remove_engine
 from tests.simulators import fake_llama_server
 
+pytestmark = pytest.mark.flow
+
 HELP = Path(__file__).resolve().parents[2] / "fixtures" / "engines" / "llama_server_b9905_help.txt"
 SERVER = (
     Path(str(fake_llama_server.__file__))

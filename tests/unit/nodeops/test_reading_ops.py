@@ -73,6 +73,7 @@ def test_a_line_without_its_end_waits_for_it_and_answers_are_bounded(log: Path) 
     assert read_behind(log.with_name("none"), "", max_bytes=10).lines == ()
 
 
+@pytest.mark.flow
 def test_what_an_engine_prints_is_bounded_on_disk_and_has_its_time(tmp_path: Path) -> None:
     output = EngineOutput(tmp_path / "engines", "chat", 1)
     output.add(b"load")

@@ -136,6 +136,7 @@ def process(prefix: Path) -> Iterator[subprocess.Popen[bytes]]:
         stream.close()
 
 
+@pytest.mark.flow
 def test_a_channel_from_hello_to_its_end(process: subprocess.Popen[bytes], prefix: Path) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
@@ -155,6 +156,7 @@ def test_a_channel_from_hello_to_its_end(process: subprocess.Popen[bytes], prefi
     assert process.stdout.read() == b""
 
 
+@pytest.mark.flow
 def test_what_is_no_frame_ends_the_channel(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.write(b"GET / HTTP/1.1\r\n\r\n")

@@ -18,6 +18,8 @@ from sbctl.trust.identity import Grant
 from tests.simulators.provider_world import ProviderWorld
 from tests.simulators.sim_host import SimHost
 
+pytestmark = pytest.mark.flow
+
 HOSTS = ("gpu-a", "gpu-b", "gpu-c")
 KEY = "SHA256:" + "A" * 43
 

@@ -20,6 +20,8 @@ from sbctl.trust.node_identity import NodeIdentity, NodeIdentityFiles, verify_no
 from tests.simulators.enrollment_world import ask, token_of
 from tests.simulators.provider_world import ProviderWorld
 
+pytestmark = pytest.mark.flow
+
 PIN = "SHA256:" + "A" * 43
 
 

@@ -16,6 +16,8 @@ from sbctl.trust.certificates import KeyPair, create_ca, create_request, generat
 from sbctl.trust.identity import IdentityClaims
 from tests.simulators.provider_world import ProviderWorld
 
+pytestmark = pytest.mark.flow
+
 HOSTS = ("gpu-a", "gpu-b")
 PIN = "SHA256:" + "A" * 43
 IDENTITY = '{mode: manual, ca_file: pki/ca.pem, cert_file: "pki/{host}.pem", key_file: "file:pki/{host}.key"}'

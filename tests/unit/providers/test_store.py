@@ -15,6 +15,8 @@ from sbctl.trust.authority import Authority
 from sbctl.trust.identity import Grant
 from tests.simulators.provider_world import ProviderWorld
 
+pytestmark = pytest.mark.flow
+
 PIN = "SHA256:" + "A" * 43
 HOSTS = ("gw-a", "gw-b", "gw-c", "gpu-a", "gpu-b")
 

@@ -33,6 +33,8 @@ from sbctl.remote.bootstrap import (
 )
 from sbctl.remote.transport import Completed
 
+pytestmark = pytest.mark.flow
+
 MINE = {"lineage": "lineage-1", "host": "gpu-a"}
 
 

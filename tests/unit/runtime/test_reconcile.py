@@ -361,6 +361,7 @@ def test_engines_that_outlive_the_daemon_are_left_to_the_next_which_has_them_rea
     _run(tmp_path, second, operator=operator)
 
 
+@pytest.mark.flow
 def test_an_adopted_engine_that_does_not_answer_holds_serving_up_for_half_a_minute_at_most(
     tmp_path: Path, make_member: MakeMember
 ) -> None:

@@ -54,6 +54,7 @@ def test_wrong_usage_is_64_never_2(argv: list[str], code: int, capsys: pytest.Ca
     capsys.readouterr()
 
 
+@pytest.mark.flow
 def test_an_error_is_one_line_and_its_exit_code(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "SBCTL_NODE_PREFIX": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
     argv = [sys.executable, "-P", "-m", "sbctl.runtime.main", "serve"]

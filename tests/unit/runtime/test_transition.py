@@ -20,6 +20,8 @@ from sbctl.trust.bundle import BundleContent, DeploymentMember
 from tests.simulators.engine_world import EngineWorld, in_virtual_time, outcome_of, settle, until
 from tests.simulators.runtime_world import SCOPE, Operator, content
 
+pytestmark = pytest.mark.flow
+
 MakeMember = Callable[..., DeploymentMember]
 GIB = 2**30
 CRASH = EngineError("engine_early_exit", "the engine ended while loading", retryable=True)

@@ -121,6 +121,7 @@ def test_a_reader_without_a_descriptor_that_went_away_is_no_error(monkeypatch: p
     console.result(Text("nobody"))
 
 
+@pytest.mark.flow
 def test_B16_a_reader_that_went_away_ends_output_quietly_and_work_goes_on() -> None:
     code = (
         "import sys; from rich.text import Text; from sbctl.views.console import result\n"
