@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from sbctl.base.connection import Connection
 from sbctl.base.display import plural
-from sbctl.base.errors import InputError, SbctlError
+from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.base.suggest import did_you_mean
 from sbctl.base.truths import Recorded
 from sbctl.cli.authority import authority_directory, revoke_newest
+from sbctl.cli.cluster_acting import act, evacuated, worker_config
 from sbctl.cli.fleet_hosts import recorded_connections, shown_address
 from sbctl.cli.fleet_setup import held_state, require_yes
 from sbctl.cli.last_seen import last_seen
@@ -22,19 +23,22 @@ from sbctl.remote.session import HostSession, open_session
 from sbctl.state.model import Tombstone
 from sbctl.state.operator import run_info, who
 from sbctl.trust.authority import Authority
+from sbctl.views.console import note
 
 __all__ = ["Drained", "drain", "give_up_lost", "host_session", "recorded_on", "resume", "take_in_again"]
 
 _ANSWER_S: Final = 30.0
+_NOT_IN_CLUSTER: Final = ("unknown_node", "cluster.not_a_node")
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """`running`: a runtime runs there; `active_requests` still run on it."""
+    """`running`: a runtime runs there; `active_requests` still run on it. `evacuated`: as a worker of a cluster it was emptied first."""
 
     host: str
     running: bool
     active_requests: int
+    evacuated: bool = False
 
     @property
     def finished(self) -> bool:
@@ -75,17 +79,51 @@ def _call(session: HostSession, method: Method, params: Mapping[str, Any], deadl
 
 
 def drain(workspace: Workspace, host: str, *, deadline_s: float) -> Drained:
-    """Out of service until `resume`; waits at most `deadline_s` for what runs. Raises UnreachableError, HostError."""
+    """Out of service until `resume`; waits at most `deadline_s` for what runs. A worker of a cluster is evacuated, as by `cluster evacuate`, which
+    is no outage; only where it is a gateway or an authority too, requests are then turned away.
+
+    Raises UnreachableError, HostError, with `cluster.evacuation_unfinished`: the host is in service then.
+    """
+    emptied = _evacuated(workspace, host, deadline_s)
+    if emptied and _is_worker_alone(workspace, host):
+        return Drained(host, True, 0, evacuated=True)
     params = {"by": who(workspace.environ), "deadline_s": deadline_s}
     with host_session(workspace, host) as session:
         told = _call(session, Method.HOST_DRAIN, params, deadline_s + _ANSWER_S)
-    return Drained(host, bool(told.get("running")), int(told.get("active_requests") or 0))
+    return Drained(host, bool(told.get("running")), int(told.get("active_requests") or 0), evacuated=emptied)
+
+
+def _evacuated(workspace: Workspace, host: str, deadline_s: float) -> bool:
+    """False for a host that is no worker of a cluster, or that its cluster never heard of."""
+    if worker_config(workspace, host) is None:
+        return False
+    try:
+        acted = act(workspace, "evacuate", host, reason="host drain", wait_s=deadline_s, told=note)
+    except RefusedError as error:
+        if error.code in _NOT_IN_CLUSTER:
+            return False
+        raise
+    evacuated(host, acted.left or (), deadline_s)
+    return True
+
+
+def _is_worker_alone(workspace: Workspace, host: str) -> bool:
+    config = worker_config(workspace, host)
+    return config is not None and set(config.hosts[host].roles) == {"worker"}
 
 
 def resume(workspace: Workspace, host: str) -> bool:
-    """Into service again; False when it was not out of it. Raises UnreachableError, HostError."""
+    """Into service again, in its cluster too; False when it was not out of it. Raises UnreachableError, HostError."""
+    restored = False
+    if worker_config(workspace, host) is not None:
+        try:
+            restored = act(workspace, "restore", host, reason="host resume").answer.changed
+        except RefusedError as error:
+            if error.code not in _NOT_IN_CLUSTER:
+                raise
     with host_session(workspace, host) as session:
-        return bool(_call(session, Method.HOST_RESUME, {"persistent": True}, _ANSWER_S).get("was_drained"))
+        was_drained = _call(session, Method.HOST_RESUME, {"persistent": True}, _ANSWER_S).get("was_drained")
+    return restored or bool(was_drained)
 
 
 def recorded_on(workspace: Workspace, host: str) -> tuple[Recorded, ...]:

@@ -30,14 +30,20 @@ def drain(
     file: File = Path("sb.yml"),
     format: Format = OutputFormat.TEXT,  # noqa: A002 - the option's name
 ) -> int:
-    """Take a host out of service until `host resume`: new requests get 503, those that run finish. It holds over restarts."""
+    """Take a host out of service until `host resume`: new requests get 503, those that run finish. It holds over restarts. A worker of a cluster
+    is evacuated instead, without an outage, as by `cluster evacuate`."""
     from sbctl.cli.host_life import drain as carry_out
     from sbctl.cli.workspace import Workspace
     from sbctl.views.console import note, print_json
 
     drained = carry_out(Workspace(file), name, deadline_s=deadline)
     if format is OutputFormat.JSON:
-        body = {"host": name, "running": drained.running, "active_requests": drained.active_requests}
+        body = {
+            "host": name,
+            "running": drained.running,
+            "active_requests": drained.active_requests,
+            "evacuated": drained.evacuated,
+        }
         print_json("host.drain", body)
     if not drained.finished:
         raise HostError(
