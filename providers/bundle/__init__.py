@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
-from providers.bundle import apply, changes, observe, spec
+from providers.bundle import apply, changes, cluster, observe, spec
 from providers.resource import only_version
 from sbctl.base.ids import Address
 from sbctl.config.compiled import CompiledConfig
@@ -54,6 +54,12 @@ class BundleProvider:
         own_fields: bool,
     ) -> Mapping[str, Any]:
         return spec.merged(recorded_spec, desired_spec, selected_members, own_fields)
+
+    def document_of(self, full_spec: Mapping[str, Any]) -> str | None:
+        return str(full_spec[cluster.CLUSTER]) if cluster.is_cluster(full_spec) else None
+
+    def revision_of(self, record: Mapping[str, Any]) -> int:
+        return int(record.get("revision") or 0)
 
     def restore_spec(self, snapshot_spec: Mapping[str, Any], recorded_spec: Mapping[str, Any]) -> Mapping[str, Any]:
         return spec.restored(snapshot_spec, recorded_spec)

@@ -20,6 +20,7 @@ __all__ = [
     "Planners",
     "ProposedConfig",
     "RestoresSpecs",
+    "SharesDocument",
     "ShowsSpecs",
     "recorded_from",
 ]
@@ -56,6 +57,19 @@ class MergesSpecs(Protocol):
     ) -> Mapping[str, Any]:
         """The recorded spec with the selected members as desired: changed, added or gone. `own_fields`: so is everything that belongs to
         no member. At least one spec is given."""
+        ...
+
+
+@runtime_checkable
+class SharesDocument(Protocol):
+    """A kind of which several hosts may hold one and the same document."""
+
+    def document_of(self, full_spec: Mapping[str, Any]) -> str | None:
+        """Its name; None: it is the host's own."""
+        ...
+
+    def revision_of(self, record: Mapping[str, Any]) -> int:
+        """Which of its revisions was recorded; a higher one is newer."""
         ...
 
 

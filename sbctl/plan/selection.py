@@ -3,7 +3,8 @@
 A plan in part is never a set of ignored changes: what is not selected is desired exactly as it is recorded, so every digest, bundle and
 check downstream sees one consistent desired state. A target brings what it needs; what is removed brings what used it. An exclusion
 also excludes what cannot be done without it. Members are selected one by one: their bundle becomes the recorded one with the selected
-members as desired.
+members as desired. Where several hosts hold one document, what is selected at one of them is selected at each that is selected at all: they
+never get two contents in one run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sbctl.base.display import display_safe, plural
 from sbctl.base.errors import InputError
 from sbctl.base.ids import Address
 from sbctl.base.patterns import AddressPattern
-from sbctl.plan.inputs import MergesSpecs, PlanInputs, Planners, RestoresSpecs
+from sbctl.plan.inputs import MergesSpecs, PlanInputs, Planners, RestoresSpecs, SharesDocument
 from sbctl.plan.model import Desired, Recorded
 from sbctl.plan.order import address_key
 
@@ -43,14 +44,16 @@ class Selection:
 def effective_desired(inputs: PlanInputs, planners: Planners) -> Selection:
     """What is desired after mode, targets and exclusions. Raises InputError for a pattern without a match or an address given twice."""
     desired, notes = _desired_by_mode(inputs, planners)
-    world = _World(desired, inputs.recorded)
+    world = _World(desired, inputs.recorded, planners)
     replaced = match_addresses(inputs.replaces, world.addresses, "--replace")
     targets = match_addresses(inputs.targets, world.addresses, "--target")
     excludes = match_addresses(inputs.excludes, world.addresses, "--exclude")
     if not inputs.targets and not inputs.excludes:
         return Selection(desired, world.addresses, replaced, notes)
     selected = world.needed_by(targets) if inputs.targets else set(world.addresses)
-    selected -= world.stopped_by(excludes)
+    if inputs.targets:
+        selected = world.needed_by(targets | world.alike(targets, selected))
+    selected -= world.stopped_by(excludes | world.alike(excludes, world.addresses))
     merged, planned = _substituted(world, selected, planners)
     return Selection(merged, planned, replaced & planned, (*notes, *_partial_notes(inputs, world, planned)))
 
@@ -112,7 +115,9 @@ def merge_member_maps(
 class _World:
     """Edges among everything desired or recorded."""
 
-    def __init__(self, desired: Mapping[Address, Desired], recorded: Mapping[Address, Recorded]) -> None:
+    def __init__(
+        self, desired: Mapping[Address, Desired], recorded: Mapping[Address, Recorded], planners: Planners
+    ) -> None:
         self.desired = desired
         self.recorded = recorded
         self.addresses = frozenset(desired.keys() | recorded.keys())
@@ -125,6 +130,12 @@ class _World:
             bundle = self.bundle_of(address)
             if bundle is not None:
                 self.members[bundle].add(address)
+        self._holders: defaultdict[str, set[Address]] = defaultdict(set)
+        """Of documents that several hosts hold."""
+        for bundle in self.members:
+            document = _document_of(bundle, desired, recorded, planners)
+            if document is not None:
+                self._holders[document].add(bundle)
         for address, one in desired.items():
             for needed in self._own_edges(address, one.after):
                 self._users[needed].add(address)
@@ -135,6 +146,26 @@ class _World:
     def bundle_of(self, address: Address) -> Address | None:
         one = self.desired.get(address) or self.recorded[address]
         return one.member_of if one.member_of in self.addresses else None
+
+    def alike(self, chosen: Collection[Address], among: Collection[Address]) -> set[Address]:
+        """What has to be chosen with `chosen`, so that all holders of one document that are in `among` come to the same."""
+        found: set[Address] = set()
+        for holders in self._holders.values():
+            present = [bundle for bundle in holders if bundle in among]
+            if any(bundle in chosen for bundle in present):
+                found.update(present)
+            names = {(one.kind, one.name) for bundle in present for one in self.members[bundle] if one in chosen}
+            found.update(one for bundle in present for one in self.members[bundle] if (one.kind, one.name) in names)
+        return found
+
+    def newest(self, bundle: Address, planner: object) -> Recorded | None:
+        """What was recorded last of its document: by another holder, where this one was left out of a run."""
+        holders = next((found for found in self._holders.values() if bundle in found), {bundle})
+        known = [self.recorded[one] for one in sorted(holders, key=address_key) if one in self.recorded]
+        own = self.recorded.get(bundle)
+        if not isinstance(planner, SharesDocument) or own is None or own.pending_delete:
+            return own
+        return max(known, key=lambda one: (planner.revision_of(one.record), one is own))
 
     def _own_edges(self, address: Address, after: frozenset[Address]) -> frozenset[Address]:
         """A bundle's edges less those that its members have: they belong to the members."""
@@ -264,18 +295,27 @@ def _merged_bundle(
 ) -> Desired:
     desired, recorded = world.desired.get(bundle), world.recorded.get(bundle)
     planner: object = planners.get(bundle.kind)
+    base = world.newest(bundle, planner)
     merge = planner.merge_spec if isinstance(planner, MergesSpecs) else merge_member_maps
     spec = merge(
-        recorded.spec if recorded else None,
+        base.spec if base else None,
         desired.spec if desired else None,
         sorted(chosen, key=address_key),
-        own_fields or recorded is None,
+        own_fields or base is None,
     )
     if desired is None:
         assert recorded is not None
         return _with_spec(_as_desired(recorded), spec)
     after = desired.after | (recorded.after if recorded else frozenset())
     return replace(_with_spec(desired, spec), after=after)
+
+
+def _document_of(
+    bundle: Address, desired: Mapping[Address, Desired], recorded: Mapping[Address, Recorded], planners: Planners
+) -> str | None:
+    planner: object = planners.get(bundle.kind)
+    one = desired.get(bundle) or recorded.get(bundle)
+    return planner.document_of(one.spec) if one is not None and isinstance(planner, SharesDocument) else None
 
 
 def _with_spec(desired: Desired, spec: Mapping[str, Any]) -> Desired:

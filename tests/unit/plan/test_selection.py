@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,6 +179,62 @@ class _Merging(FakePlanner):
         own_fields: bool,
     ) -> Mapping[str, Any]:
         return {"merged": [str(member) for member in selected_members], "own": own_fields}
+
+
+class _Shared(FakePlanner):
+    """All bundles are one document; its revision is in the record."""
+
+    def document_of(self, full_spec: Mapping[str, Any]) -> str | None:
+        return str(full_spec["keys"]) if "keys" in full_spec else None
+
+    def revision_of(self, record: Mapping[str, Any]) -> int:
+        return int(record.get("revision", 0))
+
+
+def holders(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Any]:
+    """Two hosts that hold one document with two members."""
+    found = []
+    for host in ("h", "i"):
+        found.append(desired(f"bundle.{host}", {"deployments": {"a": a, "b": b}, "keys": "k"}))
+        found += [
+            desired(f"deployment.{host}/{name}", spec, member_of=f"bundle.{host}")
+            for name, spec in (("a", a), ("b", b))
+        ]
+    return found
+
+
+A2, B2 = {**A, "max_concurrency": 9}, {**B, "max_concurrency": 9}
+
+
+@pytest.mark.parametrize(
+    ("options", "contents"),
+    [
+        pytest.param({"targets": ("deployment.h/a",)}, {"h": (A2, B), "i": (A, B)}, id="one holder alone"),
+        pytest.param(
+            {"targets": ("deployment.h/a", "deployment.i/b")}, {"h": (A2, B2), "i": (A2, B2)}, id="a member at each"
+        ),
+        pytest.param({"targets": ("bundle.h", "deployment.i/b")}, {"h": (A2, B2), "i": (A2, B2)}, id="all at one"),
+        pytest.param({"targets": ("deployment.?/b",)}, {"h": (A, B2), "i": (A, B2)}, id="the same at each"),
+        pytest.param({"excludes": ("deployment.h/a",)}, {"h": (A, B2), "i": (A, B2)}, id="left out at one"),
+    ],
+)
+def test_holders_of_one_document_never_come_to_two_contents_in_one_run(
+    options: dict[str, Any], contents: dict[str, tuple[Any, Any]]
+) -> None:
+    planners = {**FAKE_PLANNERS, "bundle": _Shared()}
+    chosen = effective_desired(inputs(holders(A2, B2), holders(A, B), **options), planners).desired
+    found = {host: chosen[address(f"bundle.{host}")].spec["deployments"] for host in contents}
+    assert found == {host: {"a": a, "b": b} for host, (a, b) in contents.items()}
+
+
+def test_a_holder_that_was_left_out_of_a_run_takes_nothing_of_it_back() -> None:
+    planners = {**FAKE_PLANNERS, "bundle": _Shared()}
+    given = inputs(holders(A2, B2), holders(A, B), targets=("deployment.i/b",))
+    newer = given.recorded[address("bundle.h")]
+    spec = {**newer.spec, "deployments": {"a": A2, "b": B}}
+    known = {**given.recorded, newer.address: replace(newer, spec=spec, record={"revision": 8})}
+    chosen = effective_desired(replace(given, recorded=known), planners).desired
+    assert chosen[address("bundle.i")].spec["deployments"] == {"a": A2, "b": B2}
 
 
 def test_a_kind_may_merge_in_its_own_way() -> None:
