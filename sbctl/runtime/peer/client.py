@@ -20,6 +20,7 @@ from sbctl.runtime.gateway.asking import ask_over
 from sbctl.runtime.gateway.ports import Client
 from sbctl.runtime.gateway.relay import Relay
 from sbctl.runtime.gateway.upstream import EngineConnection, Pool
+from sbctl.runtime.log import get_log
 from sbctl.runtime.peer.choice import Candidate
 from sbctl.runtime.peer.codes import retry_class
 from sbctl.runtime.peer.envelope import Audience, Errand, body_digest, sign_dispatch
@@ -35,8 +36,12 @@ _IDLE_S: Final = 60.0
 _CONNECTIONS_MAX: Final = 128
 """To one worker. Each carries one request, from its dispatch to its last byte."""
 _HANDSHAKE_S: Final = 5.0
-_BEHIND_MAX: Final = 3
-"""A start and a generation may both be others."""
+_BEHIND_MAX: Final = 4
+"""A clock, a start and a generation may all be others."""
+_SAME_CLOCK_MS: Final = 2_000
+_BEHIND: Final = frozenset(
+    {"stale_boot_epoch", "stale_deployment_generation", "dispatch_expired", "dispatch_not_yet_valid"}
+)
 _REFUSAL_MAX_BYTES: Final = 64 * 1024
 _CODE_MAX_CHARS: Final = 64
 _RETRY_AFTER_MAX_S: Final = 600
@@ -80,7 +85,7 @@ class _Answer:
         self.relay = relay
         self.ending = relay.ending
         self.present: int | None = None
-        """The start of its process, or the generation, that the worker says it has where it was asked for another."""
+        """The start of its process, the generation, or the time that the worker says it has where it was asked for another."""
         self._status = 0
         self._fields: Mapping[bytes, bytes] = {}
         self._refusal = bytearray()
@@ -152,8 +157,8 @@ def _retry_after_s(fields: Mapping[bytes, bytes]) -> float:
 
 
 class _BehindError(Exception):
-    """The worker is further than the directory knows: another start of its process, or another generation. By its own word, over a connection
-    that proved whose it is."""
+    """The worker is elsewhere than this gateway thinks: another start of its process, another generation, another time. By its own word, over a
+    connection that proved whose it is."""
 
     def __init__(self, present: int, refusal: EngineError) -> None:
         super().__init__(present)
@@ -177,6 +182,9 @@ class PeerClient:
         self._pools: dict[str, PeerPool] = {}
         self._starts: dict[str, tuple[str, int]] = {}
         """Starts of workers that they told us of before the directory did, by the certificate that said so."""
+        self._clocks: dict[str, tuple[str, int]] = {}
+        """How far ahead of ours a worker's clock is, in milliseconds, by the certificate that said so; of those that refused by it."""
+        self._log = get_log("dispatch")
         identity.on_change(self._renew)
 
     def close(self) -> None:
@@ -210,6 +218,8 @@ class PeerClient:
                     self._starts[candidate.node_id] = (candidate.certificate_sha256, start)
                 elif behind.refusal.code == "stale_deployment_generation" and behind.present > errand.generation:
                     errand = replace(errand, generation=behind.present)
+                elif behind.refusal.code in ("dispatch_expired", "dispatch_not_yet_valid"):
+                    self._note_clock(candidate, behind.present)
                 else:
                     raise behind.refusal from None
                 refusal = behind.refusal
@@ -231,7 +241,7 @@ class PeerClient:
         try:
             answered = await ask_over(self._pool(candidate), client, write, listen, unreached="transport_failed")
         except EngineError as error:
-            if error.code in ("stale_boot_epoch", "stale_deployment_generation") and answers[-1].present is not None:
+            if error.code in _BEHIND and answers[-1].present is not None:
                 raise _BehindError(answers[-1].present, error) from error
             raise
         return answered.relay
@@ -242,6 +252,27 @@ class PeerClient:
             self._starts.pop(candidate.node_id, None)
             return candidate.boot_epoch
         return told
+
+    def _note_clock(self, candidate: Candidate, worker_unix_ms: int) -> None:
+        """A dispatch that was only long on its way is made anew, too."""
+        ahead_ms = worker_unix_ms - self._now_ms()
+        if abs(ahead_ms) <= _SAME_CLOCK_MS:
+            self._clocks.pop(candidate.node_id, None)
+            return
+        self._clocks[candidate.node_id] = (candidate.certificate_sha256, ahead_ms)
+        self._log.warning(
+            "a worker's clock is another",
+            node=candidate.node_id,
+            ahead_s=round(ahead_ms / 1000),
+            next_step="set the clocks of both machines (timedatectl set-ntp true)",
+        )
+
+    def _ahead_ms(self, candidate: Candidate) -> int:
+        certificate, ahead_ms = self._clocks.get(candidate.node_id, ("", 0))
+        return ahead_ms if certificate == candidate.certificate_sha256 else 0
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now().timestamp() * 1000)
 
     def _pool(self, candidate: Candidate) -> PeerPool:
         """The worker's. Where it moved, or has a new certificate, what runs on the old connections goes on."""
@@ -260,7 +291,7 @@ class PeerClient:
             Audience(candidate.node_id, start),
             self._identity.signer,
             boot_epoch=self._boot_epoch,
-            now_unix_ms=int(self._clock.now().timestamp() * 1000),
+            now_unix_ms=self._now_ms() + self._ahead_ms(candidate),
         )
         body = frame(text.encode(), errand.body)
         head = f"POST {DISPATCH_PATH} HTTP/1.1\r\nHost: {candidate.node_id}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -5,7 +5,8 @@
                                                         hops, path, body
     checked behind it                                   the replay fence, the deployment and its generation, admission
 
-Lifetimes as in SBproxy's model plane: 10 s when we make one, 30 s at most, and 5 s ahead of the worker's clock.
+Lifetimes as in SBproxy's model plane: 10 s when we make one, 30 s at most, and 5 s ahead of the worker's clock. A worker judges by its own clock
+alone, and tells a gateway that proved itself what it says; the envelope is made anew for that.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def check_dispatch(
             "dispatch_not_yet_valid",
             f"the dispatch is dated {ahead_s:.0f} s ahead of this clock",
             next_step="set the clocks of both machines (timedatectl set-ntp true)",
+            detail={"now_unix_ms": now_unix_ms},
         )
     if envelope.expires_at_unix_ms <= now_unix_ms:
         late_s = (now_unix_ms - envelope.issued_at_unix_ms) / 1000
@@ -134,6 +136,7 @@ def check_dispatch(
             "dispatch_expired",
             f"the dispatch was made {late_s:.0f} s ago by this clock",
             next_step="set the clocks of both machines (timedatectl set-ntp true)",
+            detail={"now_unix_ms": now_unix_ms},
         )
     if envelope.hop_count != 1:
         raise RefusedError("hop_limit_exceeded", "a dispatch goes over one hop")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sbctl.base.errors import EngineError, RefusedError
+from sbctl.base.errors import EngineError, RefusedError, SbctlError
 from sbctl.runtime import routes
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.gateway.completions import RouteClass
@@ -22,6 +22,7 @@ from sbctl.runtime.gateway.models import Availability, Look
 from sbctl.runtime.gateway.ports import Desired, Keys, Meter
 from sbctl.runtime.gateway.relay import Relay
 from sbctl.runtime.gateway.request import Request
+from sbctl.runtime.peer.codes import REFUSALS
 from sbctl.runtime.peer.dispatch import ClusterRequest, Directory, Dispatcher, prefix_of
 from sbctl.runtime.peer.envelope import Errand
 from sbctl.runtime.replica import Replica
@@ -88,18 +89,22 @@ class ClusterGateway(Gateway):
             await self._count_tokens(request, served)
         loop = asyncio.get_running_loop()
         request.admitted_s = loop.time()
+        try:
+            return await self._dispatcher.ask(self._cluster_request(request, served))
+        except SbctlError as error:
+            raise _in_public(error) from error
+
+    def _cluster_request(self, request: Request, served: _Elsewhere) -> ClusterRequest:
         member = served.member
-        return await self._dispatcher.ask(
-            ClusterRequest(
-                deployment=served.deployment,
-                cold_start=member.cold_start,
-                prefix=prefix_of(request.asked),
-                deadline_s=request.began_s + member.queue_timeout_ms / 1000,
-                client=request.client,
-                errand=lambda generation: self._errand(request, generation),
-                relay=lambda route: self._peer_relay(request, route),
-                here=lambda: self._ask_here(request, served),
-            )
+        return ClusterRequest(
+            deployment=served.deployment,
+            cold_start=member.cold_start,
+            prefix=prefix_of(request.asked),
+            deadline_s=request.began_s + member.queue_timeout_ms / 1000,
+            client=request.client,
+            errand=lambda generation: self._errand(request, generation),
+            relay=lambda route: self._peer_relay(request, route),
+            here=lambda: self._ask_here(request, served),
         )
 
     def _found(self, request: Request) -> _Elsewhere:
@@ -160,6 +165,13 @@ class ClusterGateway(Gateway):
         ready = sum(candidate.replicas for candidate in found if candidate.state == "ready")
         state: Availability = "ready" if ready else "cold" if found else "unavailable"
         return member, Look(state, member.cold_start == "wait", ready, member.replicas)
+
+
+def _in_public(error: SbctlError) -> SbctlError:
+    """Words that nodes have among themselves are nobody else's: before a first byte all of them mean that nobody is left to ask."""
+    if error.code not in REFUSALS and error.code != "upstream_failed":
+        return error
+    return EngineError("no_eligible_replica", "no node serves this model now", retryable=True)
 
 
 def _nothing() -> None:

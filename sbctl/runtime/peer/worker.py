@@ -310,6 +310,8 @@ class PeerWorker:
             headers[PRESENT_HEADER] = str(self._here.boot_epoch)
         elif code == "stale_deployment_generation":
             headers[PRESENT_HEADER] = str(error.detail.get("generation", 0))
+        elif "now_unix_ms" in error.detail:
+            headers[PRESENT_HEADER] = str(error.detail["now_unix_ms"])
         if status in (429, 503):
             after_s = error.retry_after_s if isinstance(error, AdmissionError) else error.detail.get("retry_after_s", 1)
             headers["Retry-After"] = str(max(1, math.ceil(float(after_s))))
