@@ -29,7 +29,17 @@ from sbctl.node.cluster_documents import (
 )
 from sbctl.node.placement_document import PLACEMENT_MAX_BYTES, PLACEMENT_PAYLOAD_TYPE, PlacementDocument
 
-__all__ = ["ACTIONS", "ASSIGNMENT", "DISPATCH", "LEASE", "PLACEMENT", "SNAPSHOT", "DocumentKind", "check_moments", "moment_of"]
+__all__ = [
+    "ACTIONS",
+    "ASSIGNMENT",
+    "DISPATCH",
+    "LEASE",
+    "PLACEMENT",
+    "SNAPSHOT",
+    "DocumentKind",
+    "check_moments",
+    "moment_of",
+]
 
 SNAPSHOT_LIFETIME_MAX: Final = timedelta(days=7)
 _LEEWAY: Final = timedelta(seconds=CLOCK_SKEW_LEEWAY_S)
@@ -76,9 +86,8 @@ PLACEMENT: Final = DocumentKind(
     "authority",
     lambda one: (one.issued_at_unix_ms, None),
 )
-LEASE: Final = DocumentKind(
-    LEASE_PAYLOAD_TYPE, LeaseDocument, "lease", LEASE_MAX_BYTES, "authority", lambda one: (one.renewed_at_unix_ms, None)
-)
+LEASE: Final = DocumentKind(LEASE_PAYLOAD_TYPE, LeaseDocument, "lease", LEASE_MAX_BYTES, "authority", None)
+"""Its epoch counts whatever its date says: a reader whose clock is off would else take an epoch that another holds."""
 ACTIONS: Final = DocumentKind(
     ACTIONS_PAYLOAD_TYPE,
     ActionsDocument,
@@ -107,6 +116,7 @@ def check_moments(kind: DocumentKind[Document], document: Document, now: datetim
             f"the {kind.noun} of {document.signer} is dated {rfc3339(made)}, and this clock says {rfc3339(now)}: "
             f"more than {CLOCK_SKEW_LEEWAY_S} s ahead",
             next_step="set the clocks of both machines (timedatectl set-ntp true)",
+            detail={"made_unix_ms": made_ms},
         )
     if expires_ms is None:
         return
@@ -122,4 +132,5 @@ def check_moments(kind: DocumentKind[Document], document: Document, now: datetim
             "peer.expired",
             f"the {kind.noun} of {document.signer} counted until {rfc3339(expires)}, and this clock says {rfc3339(now)}",
             next_step="the node has not reported since, or its clock is behind: look at it, then timedatectl set-ntp true",
+            detail={"made_unix_ms": made_ms},
         )

@@ -48,13 +48,14 @@ GIB = 1 << 30
 
 
 class LoopClock:
-    """Wall time that goes with the loop's own, for its threads too."""
+    """Wall time that goes with the loop's own, for its threads too; `ahead_s` of everybody else's."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.ahead_s = 0.0
 
     def now(self) -> datetime:
-        return NOW + timedelta(seconds=self._loop.time())
+        return NOW + timedelta(seconds=self._loop.time() + self.ahead_s)
 
     def monotonic_s(self) -> float:
         return self._loop.time()
@@ -83,6 +84,7 @@ class SimNode:
 
     def __init__(self, world: ClusterWorld, kit: NodeKit, engines: EngineWorld) -> None:
         self.name, self.kit, self.engines = kit.claims.node_id, kit, engines
+        self.clock = LoopClock()
         paths = world.paths(self.name)
         roles = kit.claims.roles
         config = ClusterConfig(
@@ -100,7 +102,7 @@ class SimNode:
             trust=world.operator.trust,
             store=self.runtime_store,
             ports=engines.ports(),
-            clock=world.clock,
+            clock=self.clock,
             drain_s=5,
             parallel_prepares=2,
         )
@@ -112,7 +114,7 @@ class SimNode:
             RuntimeMetrics(),
             Budget(8 * GIB),
             (),
-            world.clock,  # type: ignore[arg-type]
+            self.clock,  # type: ignore[arg-type]
         )
         self.node = _Node(host, config, connect=lambda _host, _config: world.connection(self.name, roles))
         self.node._peer_address = "127.0.0.1:1" if "worker" in roles else None
@@ -168,7 +170,7 @@ class ClusterWorld:
 
     async def build(self, **roles: tuple[ClusterRole, ...]) -> list[SimNode]:
         for name, each in roles.items():
-            self.kits[name] = self.authority.node(name, *each)
+            self.kits[name] = self.authority.node(name, *each, now=NOW - timedelta(hours=1))
             self._write(name, self.kits[name])
         return [await self.start(name) for name in roles]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,8 @@ __all__ = ["Desired"]
 
 _ORDER: Final = (TRUST_KEY, REVOCATIONS_KEY, BUNDLE_KEY)
 _LOOK_AGAIN_S: Final = 30.0
+_GIVE_AGAIN_S: Final = 1.0
+"""A store that comes back empty has no buckets yet."""
 _CONFLICTS_MAX: Final = 8
 
 
@@ -78,6 +81,8 @@ class Desired:
         self._shown: dict[str, str] = {}
         """What the store shows, by key."""
         self._heard = False
+        self._asked_to_give = asyncio.Event()
+        self._not_given = ""
         self._said: dict[str, str] = {}
         self._log = get_log("cluster")
         self.held: KeptBundle | None = fences.bundle()
@@ -113,14 +118,25 @@ class Desired:
                 for key in self._seen(told):
                     await self._take(key)
                 self._heard = True
-                await self._give_back()
+                if not await self._give_back():
+                    self.poke()
+
+    def poke(self) -> None:
+        """Something that the store should have is another here, or was not taken by it."""
+        self._asked_to_give.set()
 
     async def _keep_giving(self) -> None:
         """A write that failed while the store was whole again a moment later is tried once more."""
         while True:
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AGAIN_S):
+                    await self._asked_to_give.wait()
+            self._asked_to_give.clear()
             async with self._lock:
-                await self._give_back()
+                is_given = await self._give_back()
+            if not is_given:
+                self.poke()
+                await asyncio.sleep(_GIVE_AGAIN_S)
 
     def _seen(self, told: Watched) -> tuple[str, ...]:
         if isinstance(told, Resync):
@@ -251,10 +267,10 @@ class Desired:
 
     # What the store lost
 
-    async def _give_back(self) -> None:
-        """Put into the store what it lacks, or has older. Nothing on nodes that are no authority."""
+    async def _give_back(self) -> bool:
+        """Put into the store what it lacks, or has older. Nothing on nodes that are no authority. False: it did not take all of it."""
         if self._archive is None or not self._heard:
-            return
+            return True
         for key, text in (
             (TRUST_KEY, await asyncio.to_thread(self._trust_text)),
             (REVOCATIONS_KEY, self._trust.files.revocations),
@@ -265,8 +281,12 @@ class Desired:
             try:
                 await self._put(key, text)
             except SbctlError as error:
-                self._log.warning("the store does not take it now", key=key, code=error.code, reason=error.message)
-                return
+                if self._not_given != error.code:
+                    self._not_given = error.code
+                    self._log.warning("the store does not take it now", key=key, code=error.code, reason=error.message)
+                return False
+        self._not_given = ""
+        return True
 
     def _trust_text(self) -> str | None:
         """The installed set as it was signed; None where a newer one came over the store, which has it."""

@@ -4,13 +4,14 @@ A snapshot that is refused takes nothing away from an older one that was verifie
 back in time make no node disappear. What shows that an identity is in two hands, or was taken away, counts at once. A node that drifts from
 the bundle excludes itself and nobody else.
 
-Age is counted by this node's own clock from when a snapshot arrived, so a clock that is a little off neither hides nor keeps a node; what was
-in the store already when a reader starts counts at most a minute beyond its own end.
+Age is counted by this node's own monotonic clock from when a snapshot arrived, so a clock that is a little off neither hides nor keeps a node,
+and one that is set makes nobody old; what was in the store already when a reader starts counts at most a minute beyond its own end. A clock
+that is further off excludes its node: `clock_skew`, with the seconds. Where this node's own clock is the one that differs, the view says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal
@@ -20,13 +21,24 @@ from sbctl.base.digests import fingerprint, sha256_bytes
 from sbctl.base.errors import SbctlError
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S
 from sbctl.node.cluster_documents import BundleMark, NodeSnapshotDocument
+from sbctl.runtime.cluster.clocks import Clocks
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.log import get_log
 from sbctl.trust.peer_documents import Peer, PeerMark, VerifiedDocument
 from sbctl.trust.peer_kinds import SNAPSHOT
 
-__all__ = ["BEHIND_GRACE_S", "MEMBERS_MAX", "STALE_AFTER_S", "Directory", "DirectoryRow", "DirectoryView", "Exclusion"]
+__all__ = [
+    "BEHIND_GRACE_S",
+    "MEMBERS_MAX",
+    "STALE_AFTER_S",
+    "Directory",
+    "DirectoryRow",
+    "DirectoryView",
+    "Exclusion",
+    "clock_words",
+    "origin_of",
+]
 
 MEMBERS_MAX: Final = 1024
 BEHIND_GRACE_S: Final = 30.0
@@ -71,13 +83,14 @@ _REASONS: Final[Mapping[str, Exclusion]] = {
     "envelope.bad_signature": "identity_mismatch",
 }
 _IDENTITY: Final = ("identity", "certificate", "delegation")
+_MOMENTS: Final = frozenset({"peer.clock_skew", "peer.expired"})
 _AT_ONCE: Final = frozenset({"snapshot_generation_conflict", "identity_revoked"})
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryRow:
     """One node. `snapshot` is the newest that was verified; `exclusion` says whether it counts; `problem` why the last text did not, in a
-    sentence, also where the node counts all the same."""
+    sentence, also where the node counts all the same. `heard_at_ms`: by the clock as it is now; 0: never since the start."""
 
     node_id: str
     snapshot: NodeSnapshotDocument | None = None
@@ -92,21 +105,40 @@ class DirectoryRow:
 @dataclass(frozen=True, slots=True)
 class DirectoryView:
     """The directory at one moment. `collected_at_ms` 0: nothing was ever collected. `stale_since_ms`: the store was last heard then, too long
-    ago; None: it is fresh."""
+    ago; None: it is fresh. `origin_ms`: what the wall clock said at the monotonic clock's zero, as the two were then. `own_ahead_s`: by so
+    much this node's clock is ahead of most others; None: it is as theirs."""
 
     rows: Mapping[str, DirectoryRow]
     collected_at_ms: int
     digest: str
     stale_since_ms: int | None = None
+    origin_ms: float = 0.0
+    own_ahead_s: float | None = None
+
+    def redated(self, origin_ms: float) -> DirectoryView:
+        """The same after the wall clock was set: as old as before."""
+        moved_ms = round(origin_ms - self.origin_ms)
+        rows = {
+            name: replace(row, heard_at_ms=row.heard_at_ms + moved_ms) if row.heard_at_ms else row
+            for name, row in self.rows.items()
+        }
+        return replace(
+            self,
+            rows=rows,
+            collected_at_ms=self.collected_at_ms + moved_ms if self.collected_at_ms else 0,
+            stale_since_ms=None if self.stale_since_ms is None else self.stale_since_ms + moved_ms,
+            origin_ms=origin_ms,
+        )
 
 
 @dataclass(slots=True)
 class _Known:
     row: DirectoryRow
     text_sha256: str = ""
-    ends_at_ms: int = 0
+    heard_s: float | None = None
+    ends_s: float = 0.0
     refusal: Exclusion = ""
-    behind_since_ms: int | None = None
+    behind_since_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -116,11 +148,17 @@ class Directory:
     trust: HeldTrust
     fences: ClusterFences
     clock: Clock
+    node_id: str = ""
     _known: dict[str, _Known] = field(default_factory=dict)
-    _collected_at_ms: int = 0
+    _collected_s: float | None = None
+    _clocks: Clocks = field(init=False)
 
-    def take(self, texts: Mapping[str, str]) -> None:
-        """What the store shows now, by the node in whose place it stands. Marks are on disk before anything of it is used.
+    def __post_init__(self) -> None:
+        self._clocks = Clocks(self.node_id)
+
+    def take(self, texts: Mapping[str, str], *, fresh: Collection[str] = ()) -> None:
+        """What the store shows now, by the node in whose place it stands. Marks are on disk before anything of it is used. `fresh`: of nodes
+        that wrote it just now.
 
         Raises SbctlError `cluster.state_not_written` and RefusedError `cluster.too_many_peers`: nothing of it is used.
         """
@@ -140,10 +178,19 @@ class Directory:
                 refused[node_id] = error
         self.fences.advance({node_id: one.mark for node_id, one in verified.items()})
         for node_id, one in verified.items():
+            if node_id in fresh:
+                self._compare(node_id, one.document.published_at_unix_ms)
             self._accept(node_id, one, digests[node_id])
         for node_id, why in refused.items():
-            self._refuse(node_id, why, digests[node_id])
-        self._collected_at_ms = self._now_ms()
+            if node_id in fresh and isinstance(made_ms := why.detail.get("made_unix_ms"), int):
+                self._compare(node_id, made_ms)
+            self._refuse(node_id, why)
+        self._collected_s = self.clock.monotonic_s()
+
+    def _compare(self, node_id: str, made_ms: int) -> None:
+        self._clocks.heard(
+            node_id, made_s=made_ms / 1000, now_s=self.clock.now().timestamp(), at_s=self.clock.monotonic_s()
+        )
 
     def recall(self, texts: Mapping[str, str], at: datetime) -> None:
         """Snapshots that were believed at `at`, before this process started: known, and expired. Those that are not good any more are left out."""
@@ -156,11 +203,11 @@ class Directory:
                 continue
             self._accept(node_id, one, "")
             if (known := self._known.get(node_id)) is not None:
-                known.row, known.ends_at_ms = replace(known.row, heard_at_ms=0), 0
+                known.heard_s, known.ends_s = None, 0.0
 
     def contact(self) -> None:
         """The store answered, and had nothing new."""
-        self._collected_at_ms = self._now_ms()
+        self._collected_s = self.clock.monotonic_s()
 
     def remove(self, node_id: str) -> None:
         """Its place in the store is empty now."""
@@ -171,9 +218,7 @@ class Directory:
     def forget(self, node_id: str) -> None:
         """No row any more; its mark stays."""
         self._known.pop(node_id, None)
-
-    def _now_ms(self) -> int:
-        return int(self.clock.now().timestamp() * 1000)
+        self._clocks.forget(node_id)
 
     def _entry(self, node_id: str) -> _Known | None:
         known = self._known.get(node_id)
@@ -188,41 +233,52 @@ class Directory:
         known = self._entry(node_id)
         if known is None:
             return
-        now_ms, document = self._now_ms(), verified.document
-        known.row = DirectoryRow(node_id, document, verified.peer, now_ms)
+        now_s, document = self.clock.now().timestamp(), verified.document
+        known.row = DirectoryRow(node_id, document, verified.peer)
         known.text_sha256, known.refusal = digest, ""
-        lifetime_ms = document.expires_at_unix_ms - document.published_at_unix_ms
-        known.ends_at_ms = min(
-            now_ms + lifetime_ms,
-            document.expires_at_unix_ms + CLOCK_SKEW_LEEWAY_S * 1000,
-            int(verified.peer.until.timestamp() * 1000),
+        known.heard_s = self.clock.monotonic_s()
+        known.ends_s = known.heard_s + min(
+            (document.expires_at_unix_ms - document.published_at_unix_ms) / 1000,
+            document.expires_at_unix_ms / 1000 + CLOCK_SKEW_LEEWAY_S - now_s,
         )
 
-    def _refuse(self, node_id: str, error: SbctlError, digest: str) -> None:
+    def _refuse(self, node_id: str, error: SbctlError) -> None:
         known = self._entry(node_id)
         if known is None:
             return
-        if known.text_sha256 != digest or known.row.problem != error.message:
-            get_log("cluster").warning("snapshot refused", node=node_id, code=error.code, reason=error.message)
-        known.refusal = _reason(error)
-        known.row = replace(known.row, problem=error.message, removed=False)
+        reason, problem = _reason(error), error.message
+        ahead_s = self._clocks.ahead_s(node_id, self.clock.monotonic_s())
+        if error.code in _MOMENTS and ahead_s is not None:
+            reason, problem = "clock_skew", clock_words(node_id, ahead_s)
+        if known.refusal != reason:
+            get_log("cluster").warning("snapshot refused", node=node_id, code=error.code, reason=problem)
+        known.refusal = reason
+        known.row = replace(known.row, problem=problem, removed=False)
         # A refusal may pass by itself (a clock, a revocation list of tomorrow), so the same text is looked at again.
         known.text_sha256 = ""
 
     def view(self, active: BundleMark | None) -> DirectoryView:
         """All rows, judged now. `active`: the bundle that this node holds."""
-        now_ms = self._now_ms()
+        at_s = self.clock.monotonic_s()
+        origin_ms = origin_of(self.clock)
         marks = self.fences.known()
         rows = {
-            node_id: replace(known.row, exclusion=self._judged(known, active, now_ms, marks))
+            node_id: replace(
+                known.row,
+                heard_at_ms=0 if known.heard_s is None else int(origin_ms + known.heard_s * 1000),
+                exclusion=self._judged(known, active, at_s, marks),
+            )
             for node_id, known in sorted(self._known.items())
         }
-        stale = self._collected_at_ms if now_ms - self._collected_at_ms > STALE_AFTER_S * 1000 else None
+        collected_ms = 0 if self._collected_s is None else int(origin_ms + self._collected_s * 1000)
+        is_stale = self._collected_s is None or at_s - self._collected_s > STALE_AFTER_S
         digest = fingerprint([[row.node_id, row.exclusion, _number(row)] for row in rows.values()])
-        return DirectoryView(rows, self._collected_at_ms, digest, stale)
+        return DirectoryView(
+            rows, collected_ms, digest, collected_ms if is_stale else None, origin_ms, self._clocks.own_ahead_s(at_s)
+        )
 
     def _judged(
-        self, known: _Known, active: BundleMark | None, now_ms: int, marks: Mapping[str, PeerMark]
+        self, known: _Known, active: BundleMark | None, at_s: float, marks: Mapping[str, PeerMark]
     ) -> Exclusion:
         row = known.row
         if row.snapshot is None or row.peer is None:
@@ -235,25 +291,36 @@ class Directory:
             return _reason(error)
         if row.removed:
             return "snapshot_missing"
-        if now_ms > known.ends_at_ms:
+        if at_s > known.ends_s or self.clock.now() > row.peer.until:
             return known.refusal or "snapshot_expired"
         if row.snapshot.health.state == "unhealthy":
             return "reported_unhealthy"
-        return self._drift(known, row.snapshot, active, now_ms)
+        return self._drift(known, row.snapshot, active, at_s)
 
     def _drift(
-        self, known: _Known, snapshot: NodeSnapshotDocument, active: BundleMark | None, now_ms: int
+        self, known: _Known, snapshot: NodeSnapshotDocument, active: BundleMark | None, at_s: float
     ) -> Exclusion:
         """Whether this one node runs by another bundle than everybody else. A moment after a publication all do."""
         shown = snapshot.active_bundle
         if active is None or (shown is not None and _order(shown) > _order(active)) or shown == active:
-            known.behind_since_ms = None
+            known.behind_since_s = None
             return ""
         if shown is not None and _order(shown) == _order(active):
             return "deployment_digest_mismatch"
-        if known.behind_since_ms is None:
-            known.behind_since_ms = now_ms
-        return "behind_active_generation" if now_ms - known.behind_since_ms > BEHIND_GRACE_S * 1000 else ""
+        if known.behind_since_s is None:
+            known.behind_since_s = at_s
+        return "behind_active_generation" if at_s - known.behind_since_s > BEHIND_GRACE_S else ""
+
+
+def origin_of(clock: Clock) -> float:
+    """What the wall clock says at the monotonic clock's zero, in milliseconds: another number after the clock was set."""
+    return (clock.now().timestamp() - clock.monotonic_s()) * 1000
+
+
+def clock_words(node_id: str, ahead_s: float) -> str:
+    """For who has to set it."""
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return f"the clock of {node_id} is {abs(ahead_s):.0f} s {side} this node's: set it (timedatectl set-ntp true)"
 
 
 def _order(mark: BundleMark) -> tuple[int, int]:

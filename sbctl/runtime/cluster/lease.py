@@ -5,6 +5,8 @@
     keeping   the holder writes its lease anew every third of `ttl_s`; what it did not manage to renew in time it holds no more
     waiting   another's lease is over when nothing of it changed for its `ttl_secs` by this node's own monotonic clock: wall clocks, here and
               there, decide nothing
+    standing  a node whose own clock is another than that of most nodes holds none: what it judges and dates is wrong
+    back
     at once   a lease below an epoch that was seen, or at one that this node took itself, is of a store that lost data: its holder is fenced
               off by whoever saw more, so it is taken over without waiting
 
@@ -76,6 +78,7 @@ class ClusterLease:
         holder: str,
         clock: Clock,
         ttl_s: int = LEASE_TTL_S,
+        may_hold: Callable[[], bool] = lambda: True,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
@@ -84,6 +87,7 @@ class ClusterLease:
         self._holder = holder
         self._clock = clock
         self._ttl_s = ttl_s
+        self._may_hold = may_hold
         self._chance = chance
         self._log = get_log("lease")
         self._own: _Own | None = None
@@ -117,6 +121,11 @@ class ClusterLease:
 
     async def step(self) -> int | None:
         """Renew or try to take it, once; → `epoch`. Raises UnreachableError, and what keeping the epoch raises."""
+        if not self._may_hold():
+            if self._own is not None:
+                self._log.warning("the lease is left to others", epoch=self._own.epoch)
+                await self.release()
+            return None
         try:
             if self.epoch is not None:
                 await self._renew()

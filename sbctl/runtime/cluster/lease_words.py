@@ -66,4 +66,5 @@ class SignedLease:
                 lease = self.open(entry.value)
                 if lease is not None:
                     heard_s = loop.time()
-                    await asyncio.to_thread(self._fences.hear, moment_of(lease.renewed_at_unix_ms))
+                    heard_at = min(moment_of(lease.renewed_at_unix_ms), self._clock.now())
+                    await asyncio.to_thread(self._fences.hear, heard_at)

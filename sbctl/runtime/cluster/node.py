@@ -160,7 +160,7 @@ class ClusterNode:
 
     def _make_roster(self) -> Roster:
         return Roster(
-            Directory(self.trust, self.fences, self._clock),
+            Directory(self.trust, self.fences, self._clock, self.config.node_id),
             store=self.store,
             clock=self._clock,
             active=lambda: self.desired.mark,
@@ -306,6 +306,7 @@ class ClusterNode:
         """The identity directory has another one. Raises what reading it raises."""
         self.trust.reload(now=self._clock.now())
         self.publisher.poke()
+        self.desired.poke()
 
     async def start(self) -> None:
         """Behind the routes of what was kept; returns at once."""
@@ -367,6 +368,8 @@ class ClusterNode:
         )
 
     def _problem(self) -> str | None:
+        if (clock := self.roster.own_clock_problem()) is not None:
+            return clock
         placement = None if self.controller is None else self.controller.problem
         for error in (self.fences.problem, self.trust.problem, self.obedience.refusal, placement):
             if error is not None:

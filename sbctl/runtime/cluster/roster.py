@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import BundleMark
-from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
+from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView, origin_of
 from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Gone, Resync
 from sbctl.runtime.log import get_log
@@ -25,6 +25,8 @@ _BATCH_S: Final = 0.05
 _KEEP_S: Final = 5.0
 _SPACING: Final = 10.0
 """Judging a large cluster anew takes this part of one processor at most."""
+_SET_MS: Final = 500.0
+"""A clock that moved by more against monotonic time was set."""
 _SUFFIX: Final = ".snapshot"
 
 
@@ -64,6 +66,8 @@ class Roster:
         self._texts: dict[str, str] = {}
         self._lock = asyncio.Lock()
         self._waiting: dict[str, str] = {}
+        self._fresh: set[str] = set()
+        """Of those that wait, the nodes that wrote just now."""
         self._gone: set[str] = set()
         self._arrived = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -74,9 +78,21 @@ class Roster:
         """Nobody was heard yet: whom it knows, it knows from before."""
         if kept is not None:
             directory.recall(*kept)
-        self.view: DirectoryView = directory.view(active())
-        self.watching_since_ms: int | None = None
+        self._view: DirectoryView = directory.view(active())
+        self._watching_since_s: float | None = None
+
+    @property
+    def view(self) -> DirectoryView:
+        """By the wall clock of now, also where it was just set."""
+        origin_ms = origin_of(self._clock)
+        if abs(origin_ms - self._view.origin_ms) > _SET_MS:
+            self._view = self._view.redated(origin_ms)
+        return self._view
+
+    @property
+    def watching_since_ms(self) -> int | None:
         """Since when silence is a node's own: the store has been heard without a break. None: it was not heard yet."""
+        return None if self._watching_since_s is None else int(self.view.origin_ms + self._watching_since_s * 1000)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Told after every new view."""
@@ -106,7 +122,7 @@ class Roster:
                 )
                 for name, one in counted.items()
             }
-            if told and told != kept and self.watching_since_ms is not None:
+            if told and told != kept and self._watching_since_s is not None:
                 kept = told
                 texts = {name: self._texts[name] for name in told if name in self._texts}
                 await asyncio.to_thread(self._memory.keep, texts, self._clock.now())
@@ -117,10 +133,11 @@ class Roster:
             if isinstance(told, Resync):
                 # Who is not among them may have been lost with the store's data: such a one ends by its own time.
                 found = {entry.key: entry.value for entry in told.entries}
-                if self.watching_since_ms is None:
-                    self.watching_since_ms = self._now_ms()
+                if self._watching_since_s is None:
+                    self._watching_since_s = self._clock.monotonic_s()
             else:
                 found = {told.entry.key: told.entry.value} if isinstance(told, Changed) else {}
+                self._fresh |= {node for key in found if (node := node_of_key(key)) is not None}
                 if isinstance(told, Gone) and (left := node_of_key(told.key)) is not None:
                     self._gone.add(left)
             for key, value in found.items():
@@ -136,10 +153,11 @@ class Roster:
             await self._arrived.wait()
             self._arrived.clear()
             texts, self._waiting = self._waiting, {}
+            fresh, self._fresh = self._fresh, set()
             gone, self._gone = self._gone, set()
             try:
                 async with self._lock:
-                    await asyncio.to_thread(self._directory.take, texts)
+                    await asyncio.to_thread(self._directory.take, texts, fresh=fresh)
                     for node in gone:
                         self._directory.remove(node)
                         self._texts.pop(node, None)
@@ -162,32 +180,39 @@ class Roster:
         while True:
             await asyncio.sleep(_LOOK_S)
             if self._store.status().state == "connected":
-                if self._was_away_until_s is not None and self.watching_since_ms is None:
-                    self.watching_since_ms = self._now_ms()
+                if self._was_away_until_s is not None and self._watching_since_s is None:
+                    self._watching_since_s = self._clock.monotonic_s()
                 self._directory.contact()
             else:
                 self._was_away_until_s = loop.time()
-                self.watching_since_ms = None
+                self._watching_since_s = None
             await self.refresh()
 
     async def refresh(self) -> None:
         """Judge everybody anew."""
         async with self._lock:
-            self.view = self._directory.view(self._active())
+            self._view = self._directory.view(self._active())
         for listener in self._listeners:
             listener()
 
     def is_asked(self, row: DirectoryRow) -> bool:
-        """Whether requests may go to it: it counts, or only the store's absence lets it look as if it did not."""
+        """Whether requests may go to it: it counts, or only the store's absence, or this node's own clock, lets it look as if it did not."""
         if row.snapshot is None or row.peer is None or row.removed:
             return False
+        if row.exclusion in ("snapshot_expired", "clock_skew") and self._view.own_ahead_s is not None:
+            return True
         return not row.exclusion or (row.exclusion == "snapshot_expired" and self._is_away())
+
+    def own_clock_problem(self) -> str | None:
+        """What its operator has to know, where this node's clock is another than that of most nodes."""
+        ahead_s = self._view.own_ahead_s
+        if ahead_s is None:
+            return None
+        side = "ahead of" if ahead_s > 0 else "behind"
+        return f"this node's clock is {abs(ahead_s):.0f} s {side} that of most nodes: set it (timedatectl set-ntp true)"
 
     def _is_away(self) -> bool:
         if self._is_recalled:
             return True
         since_s = self._was_away_until_s
         return since_s is not None and asyncio.get_running_loop().time() - since_s <= self._grace_s
-
-    def _now_ms(self) -> int:
-        return int(self._clock.now().timestamp() * 1000)

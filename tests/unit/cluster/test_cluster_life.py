@@ -98,6 +98,67 @@ def test_another_leader_goes_on_from_the_plan_and_moves_nothing(tmp_path: Path) 
     _run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0])
+def test_an_authority_whose_clock_is_off_leaves_the_lease_and_says_so(tmp_path: Path, ahead_s: float) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        await world.build(a=("authority",), b=("authority",), gw=("gateway",), w1=("worker",), w2=("worker",))
+        gw, w1, w2 = world.nodes["gw"], world.nodes["w1"], world.nodes["w2"]
+        await world.publish(world.nodes["a"], {"q": Q}, 1)
+        await _served(w1, w2)
+        first = world.leader()
+        assert first is not None
+        first.clock.ahead_s = ahead_s
+        await until(lambda: world.leader() not in (None, first), at_most_s=5 * MINUTE_S)
+        await until(lambda: status_document(first.node.facts())["problem"] is not None, at_most_s=MINUTE_S)
+        problem = status_document(first.node.facts())["problem"]
+        assert ("600 s ahead of" if ahead_s > 0 else "600 s behind") in problem
+        await until(lambda: gw.node.roster.view.rows[first.name].exclusion == "clock_skew", at_most_s=2 * MINUTE_S)
+        assert "600 s" in gw.node.roster.view.rows[first.name].problem
+        await asyncio.sleep(5 * MINUTE_S)
+        assert world.leader() is not first
+        first.clock.ahead_s = 0.0
+        await until(lambda: not gw.node.roster.view.rows[first.name].exclusion, at_most_s=MINUTE_S)
+        assert status_document(first.node.facts())["problem"] is None
+        assert (w1.starts, w2.starts, _slots(w1, w2)) == (1, 1, [0, 1])
+
+    _run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0])
+def test_a_gateway_whose_clock_is_off_asks_on_and_loses_nobody(tmp_path: Path, ahead_s: float) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        await world.build(a=("authority",), gw=("gateway",), w1=("worker",), w2=("worker",))
+        gw, w1, w2 = world.nodes["gw"], world.nodes["w1"], world.nodes["w2"]
+        await world.publish(world.nodes["a"], {"q": Q}, 1)
+        await _served(w1, w2)
+        roster = gw.node.roster
+        await until(lambda: {"w1", "w2"} <= roster.view.rows.keys(), at_most_s=MINUTE_S)
+        gw.clock.ahead_s = ahead_s
+        for _ in range(120):
+            await asyncio.sleep(2)
+            assert roster.is_asked(roster.view.rows["w1"])
+            assert roster.is_asked(roster.view.rows["w2"])
+        assert "600 s" in status_document(gw.node.facts())["problem"]
+        gw.clock.ahead_s = 0.0
+        await until(lambda: not any(row.exclusion for row in roster.view.rows.values()), at_most_s=MINUTE_S)
+        assert (w1.starts, w2.starts) == (1, 1)
+
+    _run(tmp_path, scenario)
+
+
+def test_a_store_that_comes_back_empty_and_later_its_buckets_has_the_bundle_within_seconds(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, gw = await world.build(a=("authority",), gw=("gateway",))
+        world.store.cut("a")
+        await world.publish(a, {}, 1)
+        assert not a.node.desired.in_store
+        await asyncio.sleep(40)
+        world.store.mend("a")
+        await until(lambda: gw.node.desired.held is not None, at_most_s=5)
+
+    _run(tmp_path, scenario)
+
+
 def test_a_store_that_is_away_changes_nothing_and_gets_everything_back(tmp_path: Path) -> None:
     async def scenario(world: ClusterWorld) -> None:
         a, w1, w2 = await world.build(a=("authority",), w1=("worker",), w2=("worker",))

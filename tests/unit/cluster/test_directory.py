@@ -14,7 +14,7 @@ from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import BundleMark, CapacityReport, ClusterNode, HealthReport, NodeSnapshotDocument
 from sbctl.node.paths import node_paths
 from sbctl.runtime.cluster import directory as module
-from sbctl.runtime.cluster.directory import Directory, DirectoryRow
+from sbctl.runtime.cluster.directory import Directory, DirectoryRow, origin_of
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.identity_files import IdentityFiles
@@ -31,9 +31,14 @@ class SetClock(SystemClock):
     """Says what it is told to."""
 
     moment = NOW
+    set_by_s = 0.0
+    """Of its own, beside the time that passes."""
 
     def now(self) -> datetime:
-        return self.moment
+        return self.moment + timedelta(seconds=self.set_by_s)
+
+    def monotonic_s(self) -> float:
+        return (self.moment - NOW).total_seconds()
 
 
 class World:
@@ -49,7 +54,8 @@ class World:
         identity = IdentityFiles(paths)
         identity.switch(identity.stage(kit.files, kit.key))
         self.trust = HeldTrust("prod", identity, paths.state, now=NOW)
-        self.kits = {name: self.cluster.node(name, "worker") for name in ("gpu-a", "gpu-b")}
+        issued = NOW - timedelta(hours=1)
+        self.kits = {name: self.cluster.node(name, "worker", now=issued) for name in ("gpu-a", "gpu-b")}
         self.directory = self.started()
 
     def started(self) -> Directory:
@@ -129,6 +135,51 @@ def test_each_reason_excludes_the_node_that_it_is_about_and_no_other(
     assert row.exclusion == expected
     assert bool(row.problem) == (row.snapshot is None), "who is refused is told why"
     assert world.row("gpu-b").exclusion == ""
+
+
+def told(world: World, name: str, off_s: float, counter: int) -> str:
+    """Written just now by a node whose clock is off."""
+    published_ms = int(world.clock.moment.timestamp() * 1000) + int(off_s * 1000)
+    return world.snapshot(
+        name, counter=counter, published_at_unix_ms=published_ms, expires_at_unix_ms=published_ms + 30_000
+    )
+
+
+@pytest.mark.parametrize(("off_s", "words"), [(600, "600 s ahead of"), (-600, "600 s behind")])
+def test_a_clock_that_is_off_excludes_its_node_with_the_seconds_until_it_is_set(
+    world: World, off_s: float, words: str
+) -> None:
+    world.directory.take({name: world.snapshot(name) for name in world.kits}, fresh=world.kits)
+    world.directory.take({"gpu-a": told(world, "gpu-a", off_s, 2)}, fresh={"gpu-a"})
+    assert world.row().exclusion == "", "what was believed before counts to its end"
+    world.pass_s(31)
+    world.directory.take(
+        {"gpu-a": told(world, "gpu-a", off_s, 3), "gpu-b": told(world, "gpu-b", 0, 2)}, fresh=world.kits
+    )
+    row = world.row()
+    assert row.exclusion == "clock_skew"
+    assert words in row.problem
+    assert world.row("gpu-b").exclusion == ""
+    assert world.directory.view(BUNDLE).own_ahead_s is None, "one of two others says nothing of this clock"
+    world.directory.take({"gpu-a": told(world, "gpu-a", 0, 4)}, fresh={"gpu-a"})
+    assert (world.row().exclusion, world.row().problem) == ("", "")
+
+
+@pytest.mark.parametrize("set_by_s", [600.0, -600.0])
+def test_a_reader_whose_own_clock_is_off_knows_it_and_nobody_looks_silent(world: World, set_by_s: float) -> None:
+    world.directory.take({name: world.snapshot(name) for name in world.kits}, fresh=world.kits)
+    world.clock.set_by_s = set_by_s
+    world.pass_s(5)
+    world.directory.take({name: told(world, name, 0, 2) for name in world.kits}, fresh=world.kits)
+    view = world.directory.view(BUNDLE)
+    assert view.own_ahead_s == pytest.approx(set_by_s)
+    now_ms = int(world.clock.now().timestamp() * 1000)
+    assert [row.exclusion for row in view.rows.values()] == ["", ""]
+    assert [now_ms - row.heard_at_ms for row in view.rows.values()] == [5000, 5000]
+    world.clock.set_by_s = 0.0
+    assert [row.heard_at_ms for row in view.redated(origin_of(world.clock)).rows.values()] == [ms(0), ms(0)]
+    world.directory.take({name: told(world, name, 0, 3) for name in world.kits}, fresh=world.kits)
+    assert world.directory.view(BUNDLE).own_ahead_s is None
 
 
 def ms(seconds: float) -> int:

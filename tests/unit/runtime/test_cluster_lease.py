@@ -57,6 +57,7 @@ class Memory:
 class Authority:
     def __init__(self, cluster: MemoryCluster, name: str, memory: Memory | None = None) -> None:
         self.name = name
+        self.may_hold = True
         self.memory = memory or Memory()
         self.lease = ClusterLease(
             cluster.client(name, is_authority=True),
@@ -65,6 +66,7 @@ class Authority:
             holder=name,
             clock=SYSTEM_CLOCK,
             ttl_s=TTL_S,
+            may_hold=lambda: self.may_hold,
             chance=lambda: 0.5,
         )
 
@@ -113,6 +115,22 @@ def test_a_holder_that_is_cut_off_stops_before_another_begins() -> None:
         assert b.lease.epoch == 2
         cluster.mend("a")
         assert await a.step() is None
+
+    in_virtual_time(run)
+
+
+def test_who_may_not_hold_it_gives_it_to_others_and_takes_none() -> None:
+    async def run() -> None:
+        cluster = MemoryCluster()
+        a, b = Authority(cluster, "a"), Authority(cluster, "b")
+        assert await a.step() == 1
+        a.may_hold = False
+        assert await a.step() is None
+        assert await b.step() is None
+        await asyncio.sleep(1.1)
+        assert await b.step() == 2
+        b.may_hold = False
+        assert (await b.step(), await a.step()) == (None, None)
 
     in_virtual_time(run)
 
