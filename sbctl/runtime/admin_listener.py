@@ -57,7 +57,7 @@ def admin_app(
     port: int,
     certificate: PublicTls | None,
     cluster: ClusterView | None,
-    seen: Seen = lambda _engine: None,
+    seen: Seen,
 ) -> web.Application:
     """For a socket that is bound to `port`. Raises what `admin_password` raises."""
     config = settings.config

@@ -61,7 +61,7 @@ from sbctl.runtime.log import configure_logging, get_log
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.node_provisioner import NodeProvisioner
 from sbctl.runtime.notify import Notifier
-from sbctl.runtime.observed_memory import ObservedMemory, Running
+from sbctl.runtime.observed_memory import ObservedMemory, running_engines
 from sbctl.runtime.ownership import OwnershipRecords
 from sbctl.runtime.provision import quiet
 from sbctl.runtime.public_tls_service import HeldCertificate, with_certificate
@@ -149,6 +149,7 @@ class Daemon:
             by_hand=settings.started_by_hand,
             admin_managed=config.authority == "admin_managed" and not settings.started_by_hand,
         )
+        self._observed = ObservedMemory(paths.state, lambda: running_engines(self._reconciler.generations, provisioner))
         self._config_file: ConfigFile | None = None
         if settings.file is not None and read_again is not None:
             self._config_file = ConfigFile(
@@ -171,7 +172,15 @@ class Daemon:
         )
         self._provider_keys.on_exchange(self._externals.renew)
         self._cluster = joined(
-            settings, self._reconciler, provisioner, self._drain, self._metrics, self._identity, budget, gpus
+            settings,
+            self._reconciler,
+            provisioner,
+            self._drain,
+            self._metrics,
+            self._identity,
+            budget,
+            gpus,
+            self._events,
         )
         self._data = self._gateway()
         self._listeners: list[Listener | GatewayServer] = []
@@ -239,9 +248,13 @@ class Daemon:
             self._log.info("ready", http_url=self._http_url, admin_url=self._admin_url, version=__version__)
             if self._cluster is not None:
                 await self._cluster.start()
-            observed = ObservedMemory(self._settings.paths.state, self._running_engines)
-            watches = {"drain": self._drain.watch, "memory": observed.watch, "devices": self._metrics.devices.watch}
-            watches["weights"] = self._weight_watch().watch
+            watches = {
+                "drain": self._drain.watch,
+                "memory": self._observed.watch,
+                "devices": self._metrics.devices.watch,
+                "weights": self._weight_watch().watch,
+                "owed": self._jobs.settle,
+            }
             if self._certificate is not None:
                 watches["certificate"] = self._certificate.watch
             if self._config_file is not None:
@@ -276,17 +289,6 @@ class Daemon:
             drain_s=self._settings.config.handoff_timeout_ms / 1000,
         )
 
-    async def _running_engines(self) -> list[Running]:
-        found = []
-        for generation in tuple(self._reconciler.generations.values()):
-            member = generation.member
-            ready = [replica.launched.engine for replica in generation.replicas if replica.launched is not None]
-            if ready and member.engine.acceleration == "cpu":
-                with contextlib.suppress(SbctlError):
-                    version = member.engine.version or (await self._provisioner.check_engine(member)).version
-                    found += [Running(member, version, engine) for engine in ready]
-        return found
-
     async def _bind(self) -> None:
         config = self._settings.config
         data = self._port(config.http_bind_address, config.http_bind_port)
@@ -303,19 +305,20 @@ class Daemon:
                 self._jobs,
                 self._metrics,
                 config_file=self._config_file,
-                note=self._store.audit,
+                note=self._store.note,
                 weights=self._provisioner.cache_calls,
                 port=int(admin.getsockname()[1]),
                 certificate=tls,
                 cluster=None if self._cluster is None else self._cluster.door(self._store.audit),
+                seen=self._observed.seen,
             )
             self._will_listen(Listener(app), admin, tls=None if tls is None else tls.context)
         app = with_identity(
-            control_app(self._reconciler, self._jobs, self.status, self._drain, self._store.audit), self._identity
+            control_app(self._reconciler, self._jobs, self.status, self._drain, self._store.note), self._identity
         )
         app = with_provider_keys(with_certificate(app, self._certificate), self._provider_keys)
         if self._cluster is not None:
-            app = self._cluster.with_routes(app)
+            app = self._cluster.with_routes(app, self._store.audit)
             if (plane := self._cluster.peer_plane()) is not None:
                 self._will_listen(plane[0], plane[1], tls=plane[2])
         control = Listener(app)
