@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Final
 
+from sbctl.runtime.peer.codes import REFUSALS
 from tests.simulators.cluster_events import Asked, Engines, Fault, History, Mark, Published, Revoked, Slot, Told, View
 
 __all__ = ["DOCUMENTED", "RULES", "check", "converged", "overlaps", "views_of", "window_of"]
@@ -40,8 +41,8 @@ DOCUMENTED: Final = frozenset(
         "draining",
         "overloaded",
     }
-)
-"""Reasons of a 503 (docs/limits.md)."""
+) | frozenset(REFUSALS)
+"""Reasons of a 503 (docs/limits.md), and of refusals between nodes (docs/reference/errors.md)."""
 
 
 # --- marks, numbers, lease
