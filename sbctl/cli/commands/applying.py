@@ -66,7 +66,11 @@ def apply(
     from_pack: FromPack = None,
     unsigned: AcceptUnsigned = False,
     accept_blockers: Annotated[
-        bool, typer.Option("--accept-blockers", help="Begin although doctor names blockers on hosts that would change.")
+        bool,
+        typer.Option(
+            "--accept-blockers",
+            help="Begin although doctor names blockers on hosts that would change; take a worker out of its cluster also when what it runs has no other place.",
+        ),
     ] = False,
     locked: Annotated[
         bool, typer.Option("--locked", help="Refuse (exit 4) models that are not as sbproxy-models.lock has them.")
