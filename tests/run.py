@@ -1,7 +1,8 @@
 """`make test`: everything that can run on this machine, with what was left out and why. Ends with pytest's own summary.
 
-Unit-sized tests share the cores; tests that boot hosts, bind ports or drive the real engine take turns on one worker. The bounded soak, which
-mostly waits, runs beside all of them and is told before the summary of the others. Skips are listed by pytest with their reasons; SBCTL_REQUIRE_ALL=1
+Tests that boot hosts, run commands or drive the real engine take turns on three workers (tests/scheduling.py); as such tests wait for a third
+of their time, that keeps two cores busy. Unit-sized ones fill what is left. The bounded soak, which mostly waits, runs beside all of them and is
+told before the summary of the others. Skips are listed by pytest with their reasons; SBCTL_REQUIRE_ALL=1
 turns them into failures, apart from those marked optional.
 """
 
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+WORKERS = 3
 
 
 def main(arguments: list[str]) -> int:
@@ -24,7 +26,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write("left out: SSH hosts and mounts (need root); the tests say so one by one\n")
     sys.stdout.flush()
     pytest = [sys.executable, "-m", "pytest", "-q", "-m", "not soak"]
-    shared = [*pytest, "-n", "2", "--dist", "loadscope"]
+    shared = [*pytest, "-n", str(WORKERS), "--dist", "loadscope"]
     if arguments:
         return subprocess.run([*shared, *arguments], cwd=ROOT, check=False).returncode
     with tempfile.TemporaryFile("w+") as said:

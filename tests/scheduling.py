@@ -1,4 +1,5 @@
-"""Which worker runs a test when pytest shares the work: hosts on one, real processes and the real engine on one, the rest anywhere.
+"""Which worker runs a test when pytest shares the work: hosts on one, commands of a user on one, other real processes and the real engine on
+one, the rest anywhere.
 
 Workers know markers and the controller knows only node ids, so the places are named here by file; `misplaced` finds a test whose marker
 and whose file disagree.
@@ -22,24 +23,27 @@ _LAB_FILES: Final = (
     "tests/e2e/test_fleet_from_nothing.py",
     "tests/docs/test_examples.py",
 )
-_PROCESS_FILES: Final = (
+_COMMAND_FILES: Final = (
     "tests/e2e/*",
-    "tests/integration/*",
-    "tests/faults/*",
-    "tests/soak/*",
     "tests/docs/test_pages.py",
     "tests/attacks/test_node_attacks.py",
     "tests/attacks/test_config_attacks.py",
 )
+_PROCESS_FILES: Final = (
+    "tests/integration/*",
+    "tests/faults/*",
+    "tests/soak/*",
+)
+_PLACES: Final = {"lab": _LAB_FILES, "commands": _COMMAND_FILES, "processes": _PROCESS_FILES}
+"""The first that takes a file has it."""
 
 
 def place_of(node_id: str) -> str:
-    """`lab`, `processes`, or the node id itself for a test that may run anywhere."""
+    """A name of `_PLACES`, or the node id itself for a test that may run anywhere."""
     file = node_id.partition("::")[0]
-    if any(fnmatchcase(file, pattern) for pattern in _LAB_FILES):
-        return "lab"
-    if any(fnmatchcase(file, pattern) for pattern in _PROCESS_FILES):
-        return "processes"
+    for place, patterns in _PLACES.items():
+        if any(fnmatchcase(file, pattern) for pattern in patterns):
+            return place
     return node_id
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulators.doc_pages import Session
+from tests.simulators.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_CACHE = Path(os.environ.get("SBCTL_TEST_CACHE") or ROOT / ".cache" / "test")
@@ -35,12 +35,6 @@ except urllib.error.HTTPError as error:
     body = error.read()
 sys.stdout.write(body.decode())
 """
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -75,7 +69,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
             "XDG_CACHE_HOME": str(SHARED_CACHE),
         }
         made.append((work, environ))
-        return Session(work, environ, moved={"8080": free_port(), "9090": free_port()})
+        return Session(work, environ, moved={"8080": str(free_port()), "9090": str(free_port())})
 
     yield make
     for work, environ in made:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 from sbctl.runtime.main import main as runtime_main
 from sbctl.trust.certificates import certificate_facts
 from tests.simulators.enrollment_world import ask, authority_in, token_of
+from tests.simulators.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -38,12 +38,6 @@ try:
 except RefusedError:
     print("refused")
 """
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def sbctl(*words: str, token: str | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,8 @@ from sbctl.state_backends.port import Ticket
 from sbctl.state_backends.postgres import PostgresBackend
 from tests.simulators.cut_link import cut_link
 from tests.simulators.fleet import ManualClock
-from tests.simulators.operator_world import free_port, until
+from tests.simulators.operator_world import until
+from tests.simulators.ports import free_port
 from tests.simulators.postgres_cluster import Cluster, postgres_cluster
 
 pytestmark = pytest.mark.integration

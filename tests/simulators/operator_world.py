@@ -29,6 +29,7 @@ import psutil
 from sbctl.base.digests import sha256_bytes
 from sbctl.node.paths import NodePaths
 from tests.simulators.gguf_files import tiny_gguf
+from tests.simulators.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_llama_server.py")
@@ -36,7 +37,7 @@ SBCTL = str(Path(sys.executable).parent / "sbctl")
 SHARED_CACHE = Path(os.environ.get("SBCTL_TEST_CACHE") or ROOT / ".cache" / "test")
 WAIT_S = 60.0
 
-__all__ = ["Done", "OperatorWorld", "free_port", "new_world", "until"]
+__all__ = ["Done", "OperatorWorld", "new_world", "until"]
 
 
 def until(condition: Callable[[], Any], what: str, deadline_s: float = WAIT_S) -> Any:
@@ -46,12 +47,6 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = WAIT_S) -
         assert time.monotonic() < end_s, f"not within {deadline_s:.0f} s: {what}"
         time.sleep(0.05)
     return value
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)
