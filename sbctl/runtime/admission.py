@@ -123,7 +123,7 @@ class Gate:
 
     def acquire_now(self) -> Permit | None:
         """A permit where one is free and nobody waits for it."""
-        if self._closed_because is not None or self._active >= self._max_active or self.queued:
+        if self._closed_because is not None or self._active >= self._max_active or any(self._waiting.values()):
             return None
         self._take()
         return Permit(self)

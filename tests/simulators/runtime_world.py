@@ -181,7 +181,7 @@ class RuntimeProcess:
                 stderr=subprocess.STDOUT,
             )
 
-    def await_healthy(self, deadline_s: float = 20.0) -> dict[str, Any]:
+    def await_healthy(self, deadline_s: float = 60.0) -> dict[str, Any]:
         end_s = time.monotonic() + deadline_s
         while time.monotonic() < end_s:
             if self.process.poll() is not None:

@@ -33,8 +33,10 @@ class Ending:
         if self.is_over:
             return
         self.is_over, self.error = True, error
-        if self._listener is not None:
-            self._listener()
+        # Who listens holds what is listened to: a circle, which would keep all of a request until the collector comes.
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Before the question is sent."""

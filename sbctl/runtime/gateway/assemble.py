@@ -18,15 +18,16 @@ __all__ = ["Assembler", "has_end", "whole_answer"]
 _END: Final = re.compile(
     rb"^(?:data: ?\[DONE\]|event: ?response\.(?:completed|incomplete|failed)\r?\ndata:[^\n]*)\r?\n", re.MULTILINE
 )
-_END_MARKS: Final = (b"[DONE]", b"response.")
 _NOT_OF_CHOICES: Final = frozenset({"error", "type", "response"})
 _EVENT: Final = re.compile(rb"^(?:data|error):[ \t]*(\{.*)$", re.MULTILINE)
 
 
 def has_end(stream: bytearray, start: int) -> bool:
     """Whether an engine said behind `start` that its answer is complete."""
-    marks = [at for mark in _END_MARKS if (at := stream.find(mark, start)) >= 0]
-    return bool(marks) and _END.search(stream, stream.rfind(b"\n", 0, min(marks)) + 1) is not None
+    first, last = sorted((stream.find(b"[DONE]", start), stream.find(b"response.", start)))
+    if last < 0:
+        return False
+    return _END.search(stream, stream.rfind(b"\n", 0, last if first < 0 else first) + 1) is not None
 
 
 def whole_answer(stream: bytes) -> tuple[dict[str, Any], Usage | None]:

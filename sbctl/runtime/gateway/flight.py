@@ -101,10 +101,11 @@ class Flight:
             return
         self._is_over = True
         self._counted.__exit__(None, None, None)
-        if self._begun is not None:
-            if self._begun.attempt is not None:
-                self._begun.attempt.end()
-            self._begun.lease.release()
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            if begun.attempt is not None:
+                begun.attempt.end()
+            begun.lease.release()
         self._way.ended(self._request, relay, status)
 
     def _go_on(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -119,6 +121,21 @@ async def test_a_caller_that_leaves_takes_its_question_back_at_once(drain: Drain
     flight.cancel()
     assert (drain.active, way.lease.released, way.statuses) == (0, 1, [499])
     assert way.connection.let_go_satisfied == [False]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_nothing_of_it_waits_for_the_collector_of_garbage(drain: Drain, leaves: bool) -> None:
+    way = Way()
+    seen = weakref.ref(way.answer)
+    flight = _started(way, drain)
+    gc.disable()
+    try:
+        flight.cancel() if leaves else way.answer.ending.end()
+        way.answer = Answer()
+        del flight
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("leaves", [False, True])
