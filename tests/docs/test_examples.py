@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
+from sbctl.trust.authority import Authority
+from sbctl.trust.cluster_bundle import CLUSTER_BUNDLE_PAYLOAD_TYPE, ClusterBundlePayload
+from sbctl.trust.envelope import open_envelope
+from sbctl.trust.identity import Grant
 from tests.lab.fixture import Lab
 from tests.simulators.doc_pages import Command, Session, blocks_of
+from tests.simulators.provider_world import ProviderWorld
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -168,6 +174,57 @@ def test_the_lab_for_people_runs_as_its_page_says(lab: Lab, sessions: Callable[[
         assert host.ssh("ls -d /etc/sbctl /opt/sbctl /var/lib/sbctl 2>/dev/null", check=False) == ""
     finally:
         lab.pristine(host)
+
+
+CLUSTERS = {
+    "cluster-symmetric": {"store": 3, "engine": 3, "bundle": 3, "certificate": 3},
+    "cluster-split": {"store": 3, "engine": 3, "bundle": 3, "certificate": 8},
+}
+
+
+@pytest.mark.parametrize("example", CLUSTERS)
+def test_a_cluster_of_the_examples_comes_about_by_one_apply_on_simulated_hosts(example: str, tmp_path: Path) -> None:
+    text = (EXAMPLES / example / "sb.yml").read_text(encoding="utf-8")
+    world = ProviderWorld(tmp_path, *re.findall(r"^    ([a-z]+-[a-c]):", text, re.MULTILINE))
+    world.authority = Authority.create(
+        tmp_path / "cluster",
+        cluster_id=example.removeprefix("cluster-"),
+        grant=Grant(node_id="authority", roles=("authority",)),
+        server_name="mesh",
+        now=world.fleet.clock.now(),
+    )
+    world.configure(text)
+    added = Counter(change.address.kind for change in world.plan().actionable)
+    assert {kind: added[kind] for kind in CLUSTERS[example]} == CLUSTERS[example]
+    assert {one.status for one in world.apply().changes} == {"done"}
+    assert world.plan().actionable == ()
+    (envelope,) = set(world.fleet.cluster.envelopes)
+    payload = open_envelope(envelope, CLUSTER_BUNDLE_PAYLOAD_TYPE, world.signers, max_bytes=10**6).payload
+    assert ClusterBundlePayload.model_validate_json(payload).content.deployments["chat"].replicas == 2
+
+
+@pytest.mark.lab
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_three_hosts_become_one_service_as_the_page_says(lab: Lab, sessions: Callable[[], Session]) -> None:
+    session = sessions()
+    session.run_in("examples/cluster-symmetric")
+    file = session.directory / "examples" / "cluster-symmetric" / "sb.yml"
+    text = file.read_text(encoding="utf-8").replace("~/.ssh/id_ed25519", lab.hosts[0].identity_file)
+    for number, host in enumerate(lab.hosts, 11):
+        line = f'address: {host.address}, host_key: "{host.fingerprint}"'
+        text = re.sub(rf'address: 10\.10\.0\.{number}, host_key: "[^"]+"', line, text)
+    file.write_text(text, encoding="utf-8")
+    try:
+        for block in blocks_of(EXAMPLES / "cluster-symmetric" / "README.md"):
+            for command in block.commands():
+                line = command.line.replace("10.10.0.11", lab.hosts[0].address)
+                session.run(Command(line, command.shown, command.exit_code))
+        for host in lab.hosts:
+            assert host.ssh("ls -d /etc/sbctl /opt/sbctl /var/lib/sbctl 2>/dev/null", check=False) == ""
+    finally:
+        for host in lab.hosts:
+            lab.pristine(host)
 
 
 def test_the_lab_says_what_it_needs_where_it_cannot_run() -> None:

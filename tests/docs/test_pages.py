@@ -61,7 +61,7 @@ def _runs(page: str, session: Session) -> None:
                     raise AssertionError(f"{page}:{block.number}: {error}") from None
 
 
-IN_THE_LAB = {"examples/lab/README.md"}
+IN_THE_LAB = {"examples/lab/README.md", "examples/cluster-symmetric/README.md"}
 """Run by test_examples, where hosts can be booted."""
 RUN = sorted(page for page in set(PAGES) - SERVED - IN_THE_LAB if any(block.is_run for block in blocks_of(ROOT / page)))
 

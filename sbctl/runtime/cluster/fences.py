@@ -270,8 +270,8 @@ class ClusterFences:
             "cluster.state_damaged",
             f"what this node remembers of its cluster is lost, and it believes nobody: {self._files.lost}",
             place=str(self._path),
-            next_step=f"give the node a new identity (sbctl cluster rotate NODE, sbctl apply), then move {self._path.name} and "
-            f"{COPY_NAME} away on it and restart its runtime: it then learns all anew, as a new node does",
+            next_step=f"sbctl cluster rotate NODE; on the node move {self._path.name} and {COPY_NAME} away and restart its runtime; "
+            "then sbctl apply: it learns all anew, as a new node does",
         )
 
     def close(self) -> None:

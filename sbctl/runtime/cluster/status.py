@@ -182,7 +182,8 @@ def _node(row: DirectoryRow, facts: Facts) -> dict[str, Any]:
     unhealthy = row.exclusion in _UNHEALTHY_EXCLUSIONS or snapshot is None
     reasons = ([row.exclusion] if row.exclusion else []) + (list(snapshot.health.reason_codes) if snapshot else [])
     degraded = bool(row.exclusion) or (snapshot is not None and snapshot.health.state == "degraded")
-    age = None if snapshot is None else max(0, facts.now_ms - row.heard_at_ms)
+    # Of a process before this one only when the snapshot was made is known.
+    age = None if snapshot is None else max(0, facts.now_ms - (row.heard_at_ms or snapshot.published_at_unix_ms))
     return {
         "node_id": row.node_id,
         "local": row.node_id == facts.node_id,

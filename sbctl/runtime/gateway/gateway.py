@@ -176,10 +176,11 @@ class Gateway(Completions):
     def _health(self, path: str) -> Answer:
         """/livez and /healthz: the process answers. /readyz and /health: every deployment that should be warm is ready,
         and the host is in service."""
-        bad = path in ("/readyz", "/health") and (
-            self._stopping or self._drain.is_on or bool(cold_deployments(self._desired.generations))
-        )
+        bad = path in ("/readyz", "/health") and not self._is_ready()
         return json_answer({"status": "unavailable" if bad else "ok"}, status=503 if bad else 200)
+
+    def _is_ready(self) -> bool:
+        return not (self._stopping or self._drain.is_on or cold_deployments(self._desired.generations))
 
     # Who asks
 

@@ -77,6 +77,10 @@ class ClusterGateway(Gateway):
         self._cluster = cluster
         self._dispatcher = dispatcher
 
+    def _is_ready(self) -> bool:
+        """One that knows no bundle knows no caller and no model either: whoever balances load keeps off it."""
+        return super()._is_ready() and (self._cluster.is_known or bool(self._desired.generations))
+
     def begin(self, request: Request) -> Begun | None:
         return None if self._cluster.is_known else super().begin(request)
 

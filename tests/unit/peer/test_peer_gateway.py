@@ -121,6 +121,15 @@ async def test_a_request_goes_to_a_worker_and_its_answer_says_so_without_topolog
     assert (sent["model"], sent["stream"]) == ("q", True)
 
 
+async def test_a_gateway_that_knows_no_bundle_is_not_ready_and_alive(cluster: PeerWorld) -> None:
+    worker = await cluster.worker()
+    public = Public(cluster, [worker])
+    assert (await public.ask("/readyz"))[0] == 200
+    public.known = KnownCluster("gw-a", {})
+    public.gateway._cluster = public.known
+    assert [(await public.ask(path))[0] for path in ("/readyz", "/health", "/healthz")] == [503, 503, 200]
+
+
 async def test_this_host_is_asked_first_and_a_worker_when_it_does_not_serve_that_any_more(cluster: PeerWorld) -> None:
     worker, engine = await cluster.worker(), Engine()
     await engine.start()
