@@ -8,6 +8,7 @@ told before the kill is kept in `told` and must be true of the next daemon.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import http.client
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.cache_calls import CacheCalls
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.runtime.audit import verify_audit
 from sbctl.runtime.processes import TOKEN_VARIABLE
@@ -187,11 +190,18 @@ class RuntimeKills:
         elif operation == "put":
             self._replace({"q": {}})
         elif operation == "delete":
-            self.bring("pull")
-            self.do_pull()
-            self._apply(base)
+            if self.deployments != base or self.told.cleared:
+                self._apply(base)
+            self._fetch_beside()
         elif self.deployments != base or self.told.cleared or self.told.stopped:
             self._apply(base)
+
+    def _fetch_beside(self) -> None:
+        """Weights that no deployment has come to this cache by another process, as by `sbctl models pull`."""
+        facts = weights(self.prefix, f"beside{len(self.facts)}")
+        self.facts.append(facts)
+        CacheCalls(ArtifactCache(self.paths.models), {}).pull(facts, asyncio.run, progress=lambda _done, _total: None)
+        self.told.fetched.add(facts.artifact)
 
     def _member(self, *, artifact: ArtifactFacts | None = None, **changes: Any) -> DeploymentMember:
         return member(artifact or self.facts[0], self.program, **changes)

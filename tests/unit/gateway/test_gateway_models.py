@@ -81,3 +81,9 @@ def test_a_look_at_a_provider_that_rests_takes_nobody_s_turn() -> None:
     assert not breaker.rests(11.0)
     assert breaker.admits(11.0), "the look did not use up the one try"
     assert breaker.rests(11.0)
+
+
+def test_fault_25_the_context_window_is_that_of_one_request_however_many_run() -> None:
+    one = member(facts(), "/e", context_length=4096, max_concurrency=8)
+    row = model_rows(OriginMember(models={"chat": "a"}), Caller(None, None), lambda _name: (one, READY), bool)["chat"]
+    assert (row["context_window"], row["max_output_tokens"]) == (4096, 4096)

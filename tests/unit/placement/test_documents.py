@@ -211,3 +211,10 @@ def test_the_directory_has_the_last_word() -> None:
     )
     unwell = _snapshot(health=SNAPSHOT["health"] | {"state": "unhealthy"})
     assert node_of(unwell, heard_at_ms=1, exclusion="reported_unhealthy").exclusion == ""
+
+
+def test_fault_68_another_address_of_a_node_moves_and_restarts_nothing() -> None:
+    here = _snapshot(node=SNAPSHOT["node"] | {"peer_address": "10.0.0.7:7443"})
+    there = _snapshot(node=SNAPSHOT["node"] | {"peer_address": "192.168.1.7:7443"})
+    assert here.node != there.node
+    assert node_of(here, heard_at_ms=1) == node_of(there, heard_at_ms=1), "placement knows no addresses"
