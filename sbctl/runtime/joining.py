@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.runtime.drain import Drain
-from sbctl.runtime.event_log import NO_EVENTS, EventSink
+from sbctl.runtime.event_log import EventSink
 from sbctl.runtime.identity import HeldIdentity
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import Provisioner
@@ -30,7 +30,7 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     identity: HeldIdentity | None,
     budget: Budget,
     gpus: Iterable[Mapping[str, object]],
-    events: EventSink = NO_EVENTS,
+    events: EventSink,
 ) -> ClusterNode | None:
     """None on a host of its own, and for a daemon that was started by hand. Raises as `ClusterNode`."""
     config = settings.config.cluster
