@@ -37,6 +37,8 @@ __all__ = ["Gateway", "Recorder", "engines_of", "events_of", "is_settled"]
 
 LIVE: Final = frozenset({"preparing", "ready", "draining"})
 _ANSWER_S: Final = 90.0
+_CALM_S: Final = 2.0
+"""A node that is back may be offered replicas a moment later."""
 Document = Mapping[str, Any]
 
 
@@ -141,7 +143,7 @@ class Gateway:
     address: Callable[[], tuple[str, int]]
     model: str
     host: str = "ai.internal"
-    tokens: int = 8
+    tokens: int = 16
     whole_every: int = 4
     least: int | None = None
     prompt: str = "Hi"
@@ -315,23 +317,27 @@ class Recorder:
         self._revoked.add(node)
 
     def settles(self, observers: Iterable[str], within_s: float) -> None:
-        """Until all of them see nothing that is to be done. Raises AssertionError with what they see."""
-        left = set(observers)
+        """Until all of them have seen for `_CALM_S` that nothing is to be done. Raises AssertionError with what they see."""
+        asked = sorted(observers)
         end_s = time.monotonic() + within_s
-        seen: dict[str, object] = {}
-        while left:
-            for node in sorted(left):
-                try:
-                    document = self.look(node)
-                except (OSError, http.client.HTTPException, ValueError) as error:
-                    seen[node] = repr(error)
-                    continue
-                if is_settled(document, self.nodes - self._revoked):
-                    left.discard(node)
-                seen[node] = _short(document)
-            assert not left or time.monotonic() < end_s, {node: seen.get(node) for node in left}
+        calm_since_s: float | None = None
+        while calm_since_s is None or time.monotonic() - calm_since_s < _CALM_S:
+            seen = {node: self._unsettled(node) for node in asked}
+            left = {node: what for node, what in seen.items() if what is not None}
             if left:
-                time.sleep(self._every_s)
+                calm_since_s = None
+            elif calm_since_s is None:
+                calm_since_s = time.monotonic()
+            assert not left or time.monotonic() < end_s, left
+            time.sleep(self._every_s)
+
+    def _unsettled(self, node: str) -> object:
+        """What it sees that is to be done, or why it does not answer; None: nothing."""
+        try:
+            document = self.look(node)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return repr(error)
+        return None if is_settled(document, self.nodes - self._revoked) else _short(document)
 
     # What comes of it
 

@@ -294,7 +294,7 @@ class ClusterNode:
         """Whether gateways get in."""
         return self._listener is not None and self._listener.is_bound and self.trust.signer is not None
 
-    def with_routes(self, app: web.Application, note: Note) -> web.Application:
+    def with_routes(self, app: web.Application, note: Note = lambda *_: None) -> web.Application:
         """The control socket's application with those of the cluster. `note` writes into the audit."""
         return with_cluster(app, self, note)
 
@@ -400,9 +400,10 @@ class ClusterNode:
             return
         here = self.config.node_id
         nodes = [
-            KnownNode(row.snapshot, row.peer)
+            KnownNode(row.snapshot, row.peer, is_silent=not self.roster.is_asked(row))
             for row in self.roster.view.rows.values()
-            if row.node_id != here and self.roster.is_asked(row) and row.snapshot is not None and row.peer is not None
+            if row.node_id != here and row.snapshot is not None and row.peer is not None
+            if self.roster.is_asked(row) or self.roster.may_answer(row)
         ]
         if own is not None and signer is not None:
             identity = signer.identity

@@ -203,6 +203,12 @@ class Roster:
             return True
         return not row.exclusion or (row.exclusion == "snapshot_expired" and self._is_away())
 
+    def may_answer(self, row: DirectoryRow) -> bool:
+        """Whether requests may go to it where nobody else is left: it was believed, and only its time is over. A slow store hides nodes, too."""
+        if row.snapshot is None or row.peer is None or row.removed or self._clock.now() > row.peer.until:
+            return False
+        return row.exclusion in ("snapshot_expired", "clock_skew")
+
     def own_clock_problem(self) -> str | None:
         """What its operator has to know, where this node's clock is another than that of most nodes."""
         ahead_s = self._view.own_ahead_s

@@ -32,10 +32,12 @@ _KIND_ORDER: Final[tuple[ReplicaKind, ...]] = ("ready", "starting", "cold")
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node's newest verified snapshot, and who signed it, by which certificate."""
+    """A node's newest verified snapshot, and who signed it, by which certificate. `is_silent`: its time is over, so it is asked only where nobody
+    else is left."""
 
     snapshot: NodeSnapshotDocument
     peer: Peer
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def select(
     excluded: Counter[ExclusionStage] = Counter()
     newest = next(iter(serving.generations), 0)
     found: list[Candidate] = []
+    last: list[Candidate] = []
     for node in nodes:
         snapshot = node.snapshot
         is_local = snapshot.node.node_id == here
@@ -93,8 +96,9 @@ def select(
                 grouped.setdefault(replica.deployment_generation, []).append(replica)
             else:
                 excluded[stage] += 1
-        found += [_candidate(node, replicas, is_local=is_local) for replicas in grouped.values()]
-    return Selection(tuple(found), excluded)
+        made = [_candidate(node, replicas, is_local=is_local) for replicas in grouped.values()]
+        (last if node.is_silent else found).extend(made)
+    return Selection(tuple(found or last), excluded)
 
 
 def _node_stage(snapshot: NodeSnapshotDocument, *, is_local: bool) -> ExclusionStage | None:

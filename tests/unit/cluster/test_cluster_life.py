@@ -146,6 +146,28 @@ def test_a_gateway_whose_clock_is_off_asks_on_and_loses_nobody(tmp_path: Path, a
     _run(tmp_path, scenario)
 
 
+def test_workers_that_all_fall_silent_are_asked_all_the_same(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        await world.build(a=("authority",), gw=("gateway",), w1=("worker",), w2=("worker",))
+        gw, w1, w2 = world.nodes["gw"], world.nodes["w1"], world.nodes["w2"]
+        await world.publish(world.nodes["a"], {"q": Q}, 1)
+        await _served(w1, w2)
+        roster = gw.node.roster
+        await until(lambda: {"w1", "w2"} <= roster.view.rows.keys(), at_most_s=MINUTE_S)
+        for name in ("w1", "w2"):
+            world.store.cut(name)
+        await asyncio.sleep(2 * MINUTE_S)
+        assert gw.node.store.status().state == "connected"
+        for name in ("w1", "w2"):
+            row = roster.view.rows[name]
+            assert (row.exclusion, roster.is_asked(row), roster.may_answer(row)) == ("snapshot_expired", False, True)
+        for name in ("w1", "w2"):
+            world.store.mend(name)
+        await until(lambda: not any(row.exclusion for row in roster.view.rows.values()), at_most_s=MINUTE_S)
+
+    _run(tmp_path, scenario)
+
+
 def test_a_store_that_comes_back_empty_and_later_its_buckets_has_the_bundle_within_seconds(tmp_path: Path) -> None:
     async def scenario(world: ClusterWorld) -> None:
         a, gw = await world.build(a=("authority",), gw=("gateway",))

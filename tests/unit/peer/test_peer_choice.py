@@ -162,3 +162,12 @@ def test_what_a_node_says_of_a_deployment_that_was_not_given_to_it_brings_it_no_
     found = select(nodes, "q", serving=serving, here="gw")
     assert [candidate.key for candidate in found.candidates] == [("n-a", 3), ("n-b", 2)]
     assert found.excluded == {"generation": 4}
+
+
+def test_who_is_silent_is_asked_where_nobody_else_is_left() -> None:
+    heard, silent = node("n-a", replica()), replace(node("n-b", replica()), is_silent=True)
+    serving = Serving((3,))
+    assert [one.node_id for one in select([silent, heard], "q", serving=serving, here="gw").candidates] == ["n-a"]
+    assert [one.node_id for one in select([silent], "q", serving=serving, here="gw").candidates] == ["n-b"]
+    cold = node("n-a", replica(state="cached"))
+    assert [one.node_id for one in select([silent, cold], "q", serving=serving, here="gw").candidates] == ["n-a"]
