@@ -294,7 +294,7 @@ class ClusterNode:
         """Whether gateways get in."""
         return self._listener is not None and self._listener.is_bound and self.trust.signer is not None
 
-    def with_routes(self, app: web.Application, note: Note = lambda *_: None) -> web.Application:
+    def with_routes(self, app: web.Application, note: Note) -> web.Application:
         """The control socket's application with those of the cluster. `note` writes into the audit."""
         return with_cluster(app, self, note)
 
