@@ -12,7 +12,8 @@ from providers.artifact.observe import find_artifact
 from providers.sending import put_files, stop_if_cancelled
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
-from sbctl.node.messages import ArtifactImport, ArtifactPull, ArtifactRemove, Method
+from sbctl.node.artifact_messages import ArtifactImport, ArtifactPull, ArtifactRemove
+from sbctl.node.messages import Method
 from sbctl.plan.model import Step
 from sbctl.provider import PerformContext
 

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from sbctl.base.errors import HostError, UsageError
 from sbctl.base.ids import is_digest
 from sbctl.cli.node_calls import Nodes
-from sbctl.node.messages import AuditVerify, Method
+from sbctl.node.messages import Method
+from sbctl.node.reading_messages import AuditVerify
 from sbctl.node.records import AuditAnswer
 from sbctl.remote.session import HostSession
 from sbctl.views.audit_views import AuditRow

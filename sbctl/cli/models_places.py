@@ -35,15 +35,15 @@ from sbctl.config.catalog_file import catalog_with_file
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 from sbctl.config.diagnose import Report
 from sbctl.config.load import load
-from sbctl.node.messages import (
+from sbctl.node.artifact_messages import (
     ArtifactImport,
     ArtifactList,
     ArtifactPrune,
     ArtifactPull,
     ArtifactRemove,
     ArtifactVerify,
-    Method,
 )
+from sbctl.node.messages import Method
 from sbctl.node.paths import node_paths
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.session import HostSession, open_session

@@ -21,8 +21,17 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
-from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.scrypt import SCRYPT_PATTERN
+from sbctl.node.artifact_messages import (
+    ArtifactImport,
+    ArtifactList,
+    ArtifactPrune,
+    ArtifactPull,
+    ArtifactRemove,
+    ArtifactVerify,
+    BlobFetch,
+    BlobServe,
+)
 from sbctl.node.cluster_actions import ClusterAct, HostLeave
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.node.cluster_messages import ClusterPublish
@@ -39,32 +48,21 @@ from sbctl.node.identity_messages import (
     RuntimeKeys,
 )
 from sbctl.node.params import DIGEST_PATTERN, Params
-from sbctl.node.records import EVENTS_MAX, LINES_MAX
+from sbctl.node.reading_messages import AuditVerify, EventsRead, LogsRead
 from sbctl.node.store_messages import StoreInstall, StoreRemove
 
 __all__ = [
     "PROTOCOL_VERSION",
     "AdminOperator",
-    "ArtifactImport",
-    "ArtifactList",
-    "ArtifactPrune",
-    "ArtifactPull",
-    "ArtifactRemove",
-    "ArtifactVerify",
-    "AuditVerify",
-    "BlobFetch",
-    "BlobServe",
     "BundleApply",
     "DeploymentAction",
     "EngineInstall",
     "EngineRemove",
-    "EventsRead",
     "HostDrain",
     "HostMark",
     "HostResume",
     "HostUnmark",
     "LibraryFile",
-    "LogsRead",
     "Method",
     "RuntimeActivate",
     "RuntimeConfig",
@@ -315,75 +313,6 @@ class EngineRemove(Params):
     version: str
 
 
-class ArtifactPull(Params):
-    """Fetch, verify and publish into the host's cache; a complete one is found by its seal. Then the cache is brought within its budget.
-
-    → `artifacts.answers.Pulled`. `offline`: only what is on the host is used. `pinned`: no collection takes it; None leaves that as it is.
-    """
-
-    artifact: ArtifactFacts
-    offline: bool = False
-    pinned: bool | None = None
-
-
-class ArtifactImport(Params):
-    """Publish files that were put by their digests. → `artifacts.answers.Pulled`"""
-
-    artifact: ArtifactFacts
-    pinned: bool | None = None
-
-
-class ArtifactRemove(Params):
-    """Remove one artifact; its blobs go when nothing else names them. Refused with `artifact.in_use` while leased. → {"removed", "reclaimed_bytes"}"""
-
-    artifact: str = Field(pattern=DIGEST_PATTERN)
-
-
-class ArtifactList(Params):
-    """What the host's cache holds. Reads only. → `artifacts.answers.CacheListing`
-
-    `wanted`: artifacts of which it is told whether another program on the host has their files.
-    """
-
-    wanted: tuple[ArtifactFacts, ...] = Field(default=(), max_length=4096)
-
-
-class ArtifactVerify(Params):
-    """Read every byte of an artifact; bad ones are set aside and its deployments are told. → `artifacts.answers.Verified`"""
-
-    artifact: str = Field(pattern=DIGEST_PATTERN)
-
-
-class ArtifactPrune(Params):
-    """Remove blobs that no artifact names, then what the budget has no room for; `everything`: also unfinished downloads and what was
-    quarantined. → `artifacts.answers.Pruned`"""
-
-    dry_run: bool = False
-    everything: bool = False
-
-
-class BlobServe(Params):
-    """Offer blobs that were put here, or that the model cache has, to neighbours over TLS for as long as this channel is open.
-
-    The secret `token` is sent beside the call; `peers` are the only addresses that are answered, `bind` is the address that is listened on.
-    Called again, it offers more. → {"port", "certificate_sha256", "missing": [digest…]}
-    """
-
-    digests: tuple[Annotated[str, Field(pattern=DIGEST_PATTERN)], ...] = Field(max_length=4096)
-    peers: tuple[Annotated[str, Field(max_length=253)], ...] = Field(max_length=4096)
-    bind: str = Field(min_length=1, max_length=253)
-
-
-class BlobFetch(Params):
-    """Fetch one blob from a neighbour that serves it, as if it had been put here; the secret `token` is sent beside the call. → {"fetched_bytes"}"""
-
-    sha256: str = Field(pattern=DIGEST_PATTERN)
-    size_bytes: int = Field(gt=0)
-    address: str = Field(min_length=1, max_length=253)
-    port: int = Field(gt=0, le=65535)
-    certificate_sha256: str = Field(pattern=DIGEST_PATTERN)
-
-
 class BundleApply(Params):
     """Hand a signed bundle to the runtime: verified, fenced, prepared, committed as one transaction. → {"revision", "content_digest", "report"}
 
@@ -404,40 +333,6 @@ class DeploymentAction(Params):
     action: Literal["load", "stop", "drain", "reset"]
     by: str | None = Field(default=None, min_length=1, max_length=200)
     drain_s: float | None = Field(default=None, ge=0, le=86_400)
-
-
-class LogsRead(Params):
-    """Lines of the runtime's log and of what engines print. Reads only. → LogsAnswer
-
-    Without a `cursor` the newest `lines`, of the last `since_s` seconds; with one what came behind it, as far as an answer holds.
-    """
-
-    cursor: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(default=None, max_length=1024)
-    lines: int = Field(default=100, ge=0, le=LINES_MAX)
-    since_s: int | None = Field(default=None, ge=0, le=10**9)
-    deployment: str | None = Field(default=None, min_length=1, max_length=128)
-
-
-class EventsRead(Params):
-    """What the runtime remembers. Reads only. → EventsAnswer
-
-    Without `after` the newest `limit`, of the last `since_s` seconds; with it what came behind that number.
-    """
-
-    after: int | None = Field(default=None, ge=0)
-    limit: int = Field(default=100, ge=1, le=EVENTS_MAX)
-    since_s: int | None = Field(default=None, ge=0, le=10**9)
-    deployment: str | None = Field(default=None, min_length=1, max_length=128)
-
-
-class AuditVerify(Params):
-    """Walk the audit chain of the runtime. Reads only. → AuditAnswer
-
-    With `seq` and `digest`, as an earlier walk found its head, that entry has to be there still.
-    """
-
-    seq: int | None = Field(default=None, ge=0)
-    digest: str | None = Field(default=None, pattern=DIGEST_PATTERN)
 
 
 PARAMS: Final[dict[Method, type[BaseModel]]] = {

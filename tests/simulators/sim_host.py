@@ -21,7 +21,7 @@ from sbctl.base.clock import Clock
 from sbctl.base.digests import canonical_json, fingerprint, sha256_bytes
 from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedError
 from sbctl.base.secret import Secret
-from sbctl.node import messages
+from sbctl.node import artifact_messages, messages
 from sbctl.node.messages import PARAMS, Method, RuntimeConfig, WheelFile
 from sbctl.node.paths import PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.node.snapshot import (
@@ -383,10 +383,10 @@ class SimHost:
     def _remove_engine(self, request: messages.EngineRemove, _: Progress) -> Mapping[str, Any]:
         return {"removed": self.engines.pop((request.engine, request.version), None) is not None}
 
-    def _pull(self, request: messages.ArtifactPull, progress: Progress) -> Mapping[str, Any]:
+    def _pull(self, request: artifact_messages.ArtifactPull, progress: Progress) -> Mapping[str, Any]:
         return {"artifact": request.artifact.artifact, "downloaded_bytes": self._publish(request.artifact, progress)}
 
-    def _import(self, request: messages.ArtifactImport, progress: Progress) -> Mapping[str, Any]:
+    def _import(self, request: artifact_messages.ArtifactImport, progress: Progress) -> Mapping[str, Any]:
         for file in request.artifact.files:
             if file.sha256 not in self.blobs:
                 raise ArtifactError("blob.missing", f"{file.path} was not put on this host", place=self.name)
@@ -403,7 +403,7 @@ class SimHost:
         )
         return facts.total_bytes
 
-    def _remove_artifact(self, request: messages.ArtifactRemove, _: Progress) -> Mapping[str, Any]:
+    def _remove_artifact(self, request: artifact_messages.ArtifactRemove, _: Progress) -> Mapping[str, Any]:
         content = None if self.bundle is None else self.bundle.content
         if content is not None and any(
             member.artifact.artifact == request.artifact for member in content.deployments.values()

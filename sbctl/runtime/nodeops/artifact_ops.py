@@ -14,7 +14,7 @@ from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.cache_calls import CacheCalls
 from sbctl.artifacts.pull import PullResult, import_files
 from sbctl.base import fs
-from sbctl.node.messages import (
+from sbctl.node.artifact_messages import (
     ArtifactImport,
     ArtifactList,
     ArtifactPrune,

@@ -14,7 +14,7 @@ from sbctl.base import fs
 from sbctl.base.errors import ArtifactError, InputError
 from sbctl.base.limits import DOWNLOAD_STALL_S
 from sbctl.base.secret import Secret
-from sbctl.node.messages import BlobFetch, BlobServe
+from sbctl.node.artifact_messages import BlobFetch, BlobServe
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.snapshot import cache_root
 

@@ -19,7 +19,7 @@ from sbctl.base.display import display_safe
 from sbctl.base.errors import HostError
 from sbctl.base.limits import KIB, MIB
 from sbctl.base.secret import redact
-from sbctl.node.messages import AuditVerify, EventsRead, LogsRead
+from sbctl.node.reading_messages import AuditVerify, EventsRead, LogsRead
 from sbctl.node.records import LogLine, LogsAnswer
 from sbctl.runtime import audit, event_log
 from sbctl.runtime.engine_output import engine_log_slot

@@ -13,14 +13,8 @@ from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import ArtifactError, RefusedError
-from sbctl.node.messages import (
-    ArtifactList,
-    ArtifactPrune,
-    ArtifactPull,
-    ArtifactRemove,
-    ArtifactVerify,
-    RuntimeConfig,
-)
+from sbctl.node.artifact_messages import ArtifactList, ArtifactPrune, ArtifactPull, ArtifactRemove, ArtifactVerify
+from sbctl.node.messages import RuntimeConfig
 from sbctl.node.records import EventKind
 from sbctl.runtime.event_log import EventLog, read_events
 from sbctl.runtime.nodeops import artifact_ops

@@ -15,7 +15,7 @@ import pytest
 
 from sbctl.base.errors import ArtifactError, HostError, InputError, SbctlError
 from sbctl.base.secret import Secret
-from sbctl.node.messages import BlobFetch, BlobServe
+from sbctl.node.artifact_messages import BlobFetch, BlobServe
 from sbctl.node.paths import NodePaths, node_paths
 from sbctl.runtime.nodeops.blob_ops import fetch_blob, serve_blobs
 from sbctl.runtime.nodeops.context import NodeContext

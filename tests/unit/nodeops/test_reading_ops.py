@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sbctl.base.errors import HostError
-from sbctl.node.messages import LogsRead
 from sbctl.node.paths import NodePaths
+from sbctl.node.reading_messages import LogsRead
 from sbctl.runtime.engine_output import EngineOutput, engine_log_slot, prune_engine_logs
 from sbctl.runtime.nodeops import journal, reading_ops
 from sbctl.runtime.nodeops.context import NodeContext

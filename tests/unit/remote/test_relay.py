@@ -13,7 +13,8 @@ import pytest
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import ArtifactError, HostError, SbctlError, UnreachableError
 from sbctl.base.secret import Secret
-from sbctl.node.messages import BlobFetch, BlobServe, Method
+from sbctl.node.artifact_messages import BlobFetch, BlobServe
+from sbctl.node.messages import Method
 from sbctl.remote.relay import RelayedSession, RelayHost, SiteRelay
 from sbctl.remote.session import HostSession
 from tests.simulators.fleet import ManualClock
