@@ -45,7 +45,7 @@ test: $(VENV)/.dev system-packages ## every test that can run on this machine; s
 	@$(BIN)/python tests/run.py
 
 check: $(VENV)/.dev ## format, types, imports and the short unit tests, side by side, in under a minute
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check-form check-types check-units-1 check-units-2 check-imports
+	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target check-form check-types check-units-1 check-units-2 check-imports
 
 check-form:
 	@$(BIN)/ruff format --check --quiet .
