@@ -269,7 +269,6 @@ HTTP_STATUS = _HttpTable(
         "forbidden": 403,
         "authority_read_only": 403,
         "deployment_authority_read_only": 403,
-        "cluster.not_authority": 403,
         "unauthorized": 401,
         "enrollment_denied": 401,
         "renewal_denied": 403,

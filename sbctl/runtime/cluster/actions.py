@@ -71,19 +71,18 @@ class ActionsMemory:
         """What was kept. A damaged file is told and not used: other authorities and the store know the same."""
         try:
             file = _File.model_validate_json(fs.read_bounded(self._path, max_bytes=4 * ACTIONS_MAX_BYTES))
-            if sha256_bytes(file.actions.encode()) != file.sha256:
-                raise InputError("file.damaged", "it does not have its digest")
-            kept = _Kept.model_validate_json(file.actions)
+            if sha256_bytes(file.actions.encode()) == file.sha256:
+                kept = _Kept.model_validate_json(file.actions)
+                return OperatorActions(kept.evacuations, kept.losses, kept.retries)
+            why = "it does not have its digest"
         except InputError as error:
-            if error.code != "file.missing":
-                get_log("actions").error(
-                    "what operators asked cannot be read", place=str(self._path), why=error.message
-                )
-            return NO_ACTIONS
+            if error.code == "file.missing":
+                return NO_ACTIONS
+            why = error.message
         except ValidationError:
-            get_log("actions").error("what operators asked is damaged and not used", place=str(self._path))
-            return NO_ACTIONS
-        return OperatorActions(kept.evacuations, kept.losses, kept.retries)
+            why = "it has another form"
+        get_log("actions").error("what operators asked is damaged and not used", place=str(self._path), why=why)
+        return NO_ACTIONS
 
 
 class ClusterActions:
@@ -245,7 +244,11 @@ class ClusterActions:
             await self._take(wanted)
             return
         raise SbctlError(
-            "store.conflict", "others write to the same place again and again", place=ACTIONS_KEY, retryable=True
+            "store.conflict",
+            "others write to the same place again and again",
+            place=ACTIONS_KEY,
+            next_step="ask again: it is the same as once",
+            retryable=True,
         )
 
     def _signed(self, actions: OperatorActions) -> str:
