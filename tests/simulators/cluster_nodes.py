@@ -103,7 +103,13 @@ class ClusterLab:
             **QUICK,
         )
         paths = prepare_node(
-            prefix, self.operator, host=name, identity=True, cluster=config, http_bind_port=free_port()
+            prefix,
+            self.operator,
+            host=name,
+            identity=True,
+            cluster=config,
+            http_bind_port=free_port(),
+            admin_port=free_port(),
         )
         held, kit = paths.etc / "identity", self.kits[name]
         held.mkdir(mode=0o700)
