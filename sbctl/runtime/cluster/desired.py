@@ -10,6 +10,7 @@ Authorities also keep every bundle, and give the store back what it lost: they a
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -66,7 +67,6 @@ class Desired:
         archive: BundleArchive | None = None,
         events: EventSink = NO_EVENTS,
     ) -> None:
-        """Raises StateError `cluster.state_damaged`."""
         self._cluster_id = cluster_id
         self._signers = signers
         self._trust = trust
@@ -194,9 +194,9 @@ class Desired:
                 next_step="apply again: the signer set travels first",
             )
         fence = await asyncio.to_thread(self._fences.bundle_fence)
-        return verify_cluster_bundle(
-            envelope, trust=trust, cluster_id=self._cluster_id, fence=fence, now=self._clock.now()
-        )
+        # A bundle of some thousand deployments takes longer than requests may wait.
+        verify = functools.partial(verify_cluster_bundle, envelope, trust=trust, cluster_id=self._cluster_id)
+        return await asyncio.to_thread(verify, fence=fence, now=self._clock.now())
 
     async def _accept(self, envelope: str) -> bool:
         """Durable before it counts. False: it is the one that is held. Raises as `verify_cluster_bundle`, and what keeping raises."""

@@ -22,7 +22,7 @@ class HeldSigners:
     """`trust` is None on a node that no operator gave a set yet: it accepts no bundle."""
 
     def __init__(self, paths: NodePaths, fences: ClusterFences) -> None:
-        """Raises as `load_trust`, and StateError `cluster.state_damaged`."""
+        """Raises as `load_trust`."""
         self._paths = paths
         self._fences = fences
         self.trust: TrustSet | None = None

@@ -89,7 +89,6 @@ class Obedience:
         changed: Callable[[], None],
         state: Path,
     ) -> None:
-        """Raises StateError `cluster.state_damaged`."""
         self._node_id = node_id
         self._is_worker = is_worker
         self._runs = runs

@@ -23,7 +23,6 @@ class PlanFeed:
     """`plan` is None before there was one."""
 
     def __init__(self, trust: HeldTrust, fences: ClusterFences, store: ClusterStore, clock: Clock) -> None:
-        """Raises StateError `cluster.state_damaged`."""
         self._trust = trust
         self._fences = fences
         self._store = store

@@ -12,7 +12,7 @@ import pytest
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import SbctlError
 from sbctl.node.paths import NodePaths, node_paths
-from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.fences import COPY_NAME, ClusterFences
 from sbctl.runtime.cluster.held_signers import HeldSigners
 from sbctl.trust.bundle import TRUST_PAYLOAD_TYPE, TrustSet
 from sbctl.trust.envelope import sign_envelope
@@ -111,9 +111,17 @@ def test_the_newer_of_both_ways_counts(paths: NodePaths) -> None:
     assert held.trust.lineage == "fleet-2", "the host went to another fleet"
 
 
-def test_a_kept_set_that_was_changed_on_the_disk_is_refused_by_name(paths: NodePaths) -> None:
+def test_a_kept_set_that_was_changed_on_the_disk_is_not_believed_and_the_other_file_has_the_true_one(
+    paths: NodePaths,
+) -> None:
     install(paths, FIRST, ANNA)
     started(paths).offer(signed(SECOND, ANNA))
     with closing(sqlite3.connect(paths.state / "cluster.db", isolation_level=None)) as other:
         other.execute("UPDATE signers SET document = replace(document, 'bert', 'eve')")
-    assert code(lambda: started(paths)) == "cluster.state_damaged"
+    assert started(paths).trust == SECOND
+    for name in ("cluster.db", COPY_NAME):
+        with closing(sqlite3.connect(paths.state / name, isolation_level=None)) as other:
+            other.execute("UPDATE signers SET document = replace(document, 'bert', 'eve')")
+    lost = started(paths)
+    assert lost.trust == FIRST, "what the apply installed"
+    assert code(lambda: lost.offer(signed(SECOND, ANNA))) == "cluster.state_damaged"
