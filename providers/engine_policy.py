@@ -28,6 +28,9 @@ def engine_policy(deployment: CompiledDeployment) -> EnginePolicy:
     if policy.launch not in _LAUNCHES:
         raise _not_yet(deployment, f"launch: {policy.launch}", f"launch is {' or '.join(_LAUNCHES)}")
     version = deployment.model.engine_version or policy.version
+    span = deployment.model.tensor_parallel or 1
+    if span > 1 and (policy.launch == "wheel" or _ACCELERATION.get(policy.acceleration) == "cpu"):
+        raise _on_processor(deployment, span)
     if policy.launch == "wheel":
         return EnginePolicy(engine="llama_cpp", launch="wheel", version=version or LLAMA_CPP_WHEEL_DEFAULT)
     acceleration = _ACCELERATION.get(policy.acceleration)
@@ -36,6 +39,12 @@ def engine_policy(deployment: CompiledDeployment) -> EnginePolicy:
     return EnginePolicy(
         engine="llama_cpp", launch="binary", version=version, path=policy.path, acceleration=acceleration
     )
+
+
+def _on_processor(deployment: CompiledDeployment, span: int) -> ConfigError:
+    message = f'deployment "{deployment.id}" spans {span} devices, and its engine computes on the processor'
+    note = "use a build for devices: engines: {llama_cpp: {launch: binary, acceleration: cuda}}; or leave tensor_parallel out"
+    return ConfigError([Diagnostic("config.conflict", message, deployment.span, notes=(note,))])
 
 
 def _not_yet(deployment: CompiledDeployment, what: str, note: str) -> ConfigError:

@@ -136,6 +136,7 @@ def _deployment_member(deployment: CompiledDeployment) -> DeploymentMember:
             AdapterMember(artifact=_named(adapter.artifact), scale=adapter.scale) for adapter in deployment.adapters
         ),
         extra_args=tuple(model.extra_args),
+        tensor_parallel=model.tensor_parallel,
     )
 
 
@@ -156,7 +157,6 @@ def _cluster_member(deployment: CompiledDeployment) -> ClusterDeployment:
         **{name: getattr(member, name) for name in DeploymentMember.model_fields},
         required_labels=dict(model.required_labels),
         spread_by=tuple(model.spread_by),
-        tensor_parallel=model.tensor_parallel,
         alternatives=alternatives,
         shape=deployment.shape,
     )

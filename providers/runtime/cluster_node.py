@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from providers.engine_policy import engine_policy
 from sbctl.base.display import format_duration_s
 from sbctl.base.limits import LEAVE_DEADLINE_S
 from sbctl.config.cluster_shape import peer_address
 from sbctl.config.compiled import CompiledCluster, CompiledConfig, CompiledHost
+from sbctl.engines.detect import PROGRAM_NAME
 from sbctl.node.cluster_config import ClusterConfig, ClusterStoreServer, PeerPort
 
 __all__ = ["cluster_fields", "leaving_note", "left_authorities", "node_config"]
@@ -30,10 +32,17 @@ def node_config(config: CompiledConfig, cluster: CompiledCluster, host: Compiled
             ClusterStoreServer(node_id=one.name, address=one.data_address, port=written.store.port) for one in servers
         ),
         peer=_peer(host) if "worker" in host.roles else None,
+        programs=_programs(cluster) if "worker" in host.roles else (),
         expected_nodes=cluster.workers if "authority" in host.roles else (),
         publish_interval_ms=written.publish_interval_secs * _MS,
         snapshot_ttl_ms=written.snapshot_ttl_secs * _MS,
     )
+
+
+def _programs(cluster: CompiledCluster) -> tuple[str, ...]:
+    """Any worker may be assigned any deployment."""
+    policies = (engine_policy(deployment) for deployment in cluster.deployments.values())
+    return tuple(sorted({policy.path or PROGRAM_NAME for policy in policies if policy.launch == "binary"}))
 
 
 def _peer(host: CompiledHost) -> PeerPort:

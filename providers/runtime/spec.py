@@ -54,6 +54,7 @@ def runtime_config(config: CompiledConfig, host: CompiledHost) -> RuntimeConfig:
         cache_directory=model_host.cache.directory,
         cache_budget_bytes=None if budget_gib is None else max(1, round(budget_gib * GIB)),
         max_resident_models=model_host.cache.max_resident_models,
+        excluded_devices=tuple(sorted(set(model_host.excluded_devices))),
         offline=model_host.offline,
         max_parallel_prepares=model_host.max_parallel_prepares,
         safety_margin=model_host.safety_margin,

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from sbctl.base.limits import ID_MAX_CHARS, PATH_MAX_CHARS
@@ -23,6 +23,7 @@ __all__ = [
     "AbsolutePath",
     "Block",
     "ByteSize",
+    "DeviceName",
     "EngineKind",
     "FilePath",
     "HexDigest",
@@ -231,6 +232,30 @@ ByteSize = Annotated[
     ),
 ]
 """`900 MiB`, `6.5 GiB`."""
+
+_DEVICE_PATTERN: Final = "^([0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]{1,100})$"
+_DEVICE_RE: Final = re.compile(_DEVICE_PATTERN[1:-1])
+
+
+def _device_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+def _check_device(text: str) -> str:
+    if _DEVICE_RE.fullmatch(text) is None:
+        raise expected("a device: its number on the host (0), or its id (GPU-…), as sbctl doctor shows them")
+    return str(int(text)) if text.isdigit() else text
+
+
+DeviceName = Annotated[
+    str,
+    BeforeValidator(_device_text),
+    AfterValidator(_check_device),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9999}, {"type": "string", "pattern": _DEVICE_PATTERN}]}
+    ),
+]
+"""`0`, or `GPU-8a1c…`."""
 
 _VERSION_CHARS: Final = "A-Za-z0-9._-"
 

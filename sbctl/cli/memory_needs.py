@@ -227,9 +227,9 @@ def _shape(deployment: CompiledDeployment, cached: Mapping[str, ModelShape]) -> 
 
 
 def _on_device(deployment: CompiledDeployment, facts: HostFacts) -> bool:
-    """For a build of ours that is made for devices. A program of the user's is started with every layer on the processor."""
+    """For a build that is made for devices."""
     policy = deployment.engine_policy
-    built_for_one = policy.launch == "binary" and policy.path is None and policy.acceleration in ("cuda", "vulkan")
+    built_for_one = policy.launch == "binary" and policy.acceleration in ("cuda", "vulkan")
     return built_for_one and usable_device_bytes(facts.gpus) > 0
 
 

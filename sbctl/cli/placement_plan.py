@@ -143,8 +143,9 @@ def _node(host: CompiledHost, snapshot: NodeSnapshot, replicas: tuple[ObservedRe
         memory_bytes=usable_host_bytes(facts.memory_total_bytes, facts.memory_limit_bytes),
         max_engines=host.model_host.cache.max_resident_models,
         devices=tuple(
-            Device(index, "cuda", usable_device_bytes((gpu,)), str(gpu.get("name", "")))
+            Device(int(gpu.get("number", index)), "cuda", usable_device_bytes((gpu,)), str(gpu.get("name", "")))
             for index, gpu in enumerate(facts.gpus)
+            if not gpu.get("withheld")
         ),
         engines=tuple(EngineOffer("llama_cpp", any_version=True) for kind in kinds if kind == "llama_cpp"),
         ready_artifacts=frozenset(one.artifact for one in snapshot.artifacts if one.state == "ready"),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sbctl.base.suggest import did_you_mean
-from sbctl.config.availability import not_available
 from sbctl.config.diagnose import Report
 from sbctl.config.document import Path
 from sbctl.config.external import check_externals, is_chain
@@ -93,10 +92,6 @@ def _check_deployment(report: Report, deployment: DeploymentModel, view: View, p
     image = deployment.engine_image
     if image is not None and "@" not in image and (":" not in image.rpartition("/")[2] or image.endswith(":latest")):
         refuse("engine_image", "engine_image needs a tag other than latest, or a digest")
-    if (deployment.tensor_parallel or 1) > 1:
-        not_available(
-            report, view, (*path, "tensor_parallel"), "a replica over several devices is not in this version of sbctl"
-        )
     for sentence in _extra_arg_problems(engine, deployment.extra_args):
         notes = ("say engine: llama_cpp in the deployment",) if engine == "auto" and "may mean vllm" in sentence else ()
         refuse("extra_args", f"extra_args: {sentence}", *notes)

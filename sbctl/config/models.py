@@ -14,6 +14,7 @@ from sbctl.base.field_types import (
     AbsolutePath,
     Block,
     ByteSize,
+    DeviceName,
     EngineKind,
     FilePath,
     HexDigest,
@@ -204,6 +205,11 @@ class ModelHostModel(Block):
     catalog_file: FilePath | None = Field(
         default=None,
         description="A catalog of your own (YAML, schema_version 2), added to the built-in one. Relative to the directory of sb.yml.",
+    )
+    excluded_devices: Items[DeviceName] = Field(
+        default=(),
+        max_length=64,
+        description="Devices that engines never get, by their numbers on the host or their ids (GPU-…), as sbctl doctor shows them. Most useful per host: hosts.X.proxy.model_host.",
     )
     max_parallel_prepares: int = Field(
         default=2, gt=0, le=1024, description="How many deployments a host prepares at once."

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
@@ -30,6 +31,7 @@ from sbctl.engines.model import (
     LAUNCHER_NAME,
     LIBRARIES_NAME,
     PROGRAM_PATH,
+    Acceleration,
     Availability,
     EngineBuild,
     engine_environment,
@@ -38,6 +40,7 @@ from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_pin
 from sbctl.engines.release_pins import LLAMA_CPP_RELEASE_DEFAULT, archive_pin, build_name, release_tag
 
 __all__ = [
+    "PROGRAM_NAME",
     "RECORD_NAME",
     "ArchiveRecord",
     "EngineRecord",
@@ -46,10 +49,13 @@ __all__ = [
     "find_llama_server",
     "installed_build",
     "installed_engines",
+    "listed_devices",
     "probe_llama_server",
 ]
 
 RECORD_NAME: Final = "engine.json"
+PROGRAM_NAME: Final = "llama-server"
+"""Of a program of the user's, on PATH."""
 
 _PROBE_DEADLINE_S: Final = 10.0
 _VERSION_MAX_BYTES: Final = 64 * 1024
@@ -60,6 +66,8 @@ _VERSION_RE: Final = re.compile(
     re.MULTILINE,
 )
 """`version: 9905 (024c46ae4)`, and since the program has a version of its own: `version: 0.6.0-dev (build 11434, commit 3fa1c2)`."""
+_DEVICE_RE: Final = re.compile(r"^\s*(?P<kind>CUDA|Vulkan)[0-9]{1,3}: ", re.MULTILINE)
+"""`  CUDA0: NVIDIA L4 (23034 MiB, 22500 MiB free)`"""
 _SYSTEM_DIRECTORIES: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 _NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$"
 
@@ -148,7 +156,7 @@ def find_llama_server(search_path: str) -> Path | None:
     """The first executable `llama-server` in the absolute directories of a PATH and the system's own; never a relative one."""
     directories = [part for part in search_path.split(os.pathsep) if os.path.isabs(part)]
     for directory in dict.fromkeys((*directories, *_SYSTEM_DIRECTORIES)):
-        program = Path(directory, "llama-server")
+        program = Path(directory, PROGRAM_NAME)
         if program.is_file() and os.access(program, os.X_OK):
             return program
     return None
@@ -187,6 +195,12 @@ def probe_llama_server(program: Path, *, with_flags: bool = True, libraries: Pat
         "llama_cpp", "binary", version, (str(program),), program,
         known_flags=flags, ours=False, notes=notes, has_unix_sockets=as_tried,
     )  # fmt: skip
+
+
+def listed_devices(program: Path, acceleration: Acceleration) -> int:
+    """How many devices of a kind a llama-server says that it computes on. Raises EngineError `engine.probe_failed`."""
+    said = _ask((str(program), "--list-devices"), _VERSION_MAX_BYTES, None)
+    return sum(match["kind"].lower() == acceleration for match in _DEVICE_RE.finditer(said))
 
 
 def _ask(argv: Sequence[str], max_bytes: int, libraries: Path | None) -> str:
@@ -246,14 +260,14 @@ def find_engine(wish: EngineWish, site: EngineSite) -> Availability:
         program = Path(wish.path)
         if not (program.is_absolute() and program.is_file() and os.access(program, os.X_OK)):
             return Availability("blocked", f"{program} is not an executable file", "correct engines.llama_cpp.path")
-        return _probed(program, wish.version)
+        return _probed(program, wish)
     name = build_name(wish.version or LLAMA_CPP_RELEASE_DEFAULT, wish.acceleration)
     record = next((known for known in installed_engines(site.engines) if known.version == name), None)
     if isinstance(record, ArchiveRecord):
         return Availability("available", build=installed_build(site.engines, record))
     on_path = None if wish.acceleration == "cuda" else find_llama_server(site.search_path)
     if on_path is not None:
-        found = _probed(on_path, wish.version)
+        found = _probed(on_path, wish)
         if found.state == "available":
             return found
     return _acquirable(wish, site)
@@ -296,11 +310,22 @@ def _refused(error: EngineError) -> Availability:
     return Availability(state, error.message, error.next_step or "use launch: wheel")
 
 
-def _probed(program: Path, version: str | None) -> Availability:
+def _probed(program: Path, wish: EngineWish) -> Availability:
+    """What nobody of us built is believed to be made for devices only when it lists one."""
+    version = wish.version
     try:
         build = probe_llama_server(program)
+        has_device = wish.acceleration == "cpu" or (
+            "--list-devices" in (build.known_flags or ()) and listed_devices(program, wish.acceleration) > 0
+        )
     except EngineError as error:
         return Availability("blocked", error.message, error.next_step or "use launch: wheel")
+    if not has_device:
+        return Availability(
+            "blocked", f"{program} lists no device that it computes on by {wish.acceleration}",
+            f"look at what {program} --list-devices says here; name a build made for {wish.acceleration}, or set acceleration: cpu",
+        )  # fmt: skip
+    build = replace(build, acceleration=wish.acceleration)
     if version is not None and build.version != release_tag(version):
         return Availability(
             "blocked", f"{program} is llama.cpp {build.version}, and {version} was asked for",

@@ -9,7 +9,7 @@ rules of its own. Around it stands the process: program, vocabulary, and checkpo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sbctl.artifacts.formats.ggml_types import row_bytes
@@ -78,6 +78,8 @@ class MemoryNeed:
     device_compute: int = 0
     certainty: Certainty = "upper_bound"
     reason: str = ""
+    on_device: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    """Weights and context of each layer that lies on devices, in their order; the output last."""
 
     @property
     def host_bytes(self) -> int:
@@ -90,6 +92,16 @@ class MemoryNeed:
     @property
     def total_bytes(self) -> int:
         return self.host_bytes + self.device_bytes
+
+    def largest_part(self, devices: int) -> int:
+        """Of one of several devices, at most. Layers go to them in their order, as many to each as to the next, the output counting as one;
+        rows of matrices may be split more evenly. What a batch is computed in is needed on each."""
+        weights, context = [0] * devices, [0] * devices
+        for index, (weight_bytes, kept_bytes) in enumerate(self.on_device):
+            device = index * devices // len(self.on_device)
+            weights[device] += weight_bytes
+            context[device] += kept_bytes
+        return max(weights) + max(context) + self.device_compute
 
 
 def with_margin(need_bytes: int, safety_margin: float) -> int:
@@ -104,6 +116,7 @@ def need_of(shape: ModelShape, launch: LaunchShape) -> MemoryNeed:
     """Layers that stay on the host; the output counts as one behind them."""
     host_weights, host_context, device_weights, device_context = shape.input_bytes, 0, 0, 0
     checkpoint = 0
+    on_devices: list[tuple[int, int]] = []
     for index, layer in enumerate(_each(shape)):
         kept = _kept_bytes(shape, layer, launch)
         checkpoint += _checkpoint_bytes(shape, layer, launch)
@@ -113,8 +126,10 @@ def need_of(shape: ModelShape, launch: LaunchShape) -> MemoryNeed:
         else:
             device_weights += layer.weight_bytes
             device_context += kept
+            on_devices.append((layer.weight_bytes, kept))
     if on_device:
         device_weights += shape.output_bytes + shape.tied_bytes
+        on_devices.append((shape.output_bytes + shape.tied_bytes, 0))
     else:
         host_weights += shape.output_bytes
     compute = _compute_bytes(shape, launch)
@@ -129,6 +144,7 @@ def need_of(shape: ModelShape, launch: LaunchShape) -> MemoryNeed:
         device_compute=compute if on_device else 0,
         certainty=least_certain("upper_bound", shape.certainty),
         reason=shape.reason,
+        on_device=tuple(on_devices),
     )
 
 

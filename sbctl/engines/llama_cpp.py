@@ -217,8 +217,9 @@ def _placed(build: EngineBuild, request: LaunchRequest) -> list[Option]:
     if build.acceleration == "cpu":
         return [("--n-gpu-layers", "0")]
     placed: list[Option] = [("--n-gpu-layers", str(_ALL_LAYERS))]
-    if build.acceleration == "cuda" and len(request.devices) > 1:
-        placed += [("--split-mode", "row"), ("--tensor-split", ",".join("1" for _ in request.devices))]
+    if len(request.devices) > 1:
+        mode = "row" if build.acceleration == "cuda" else "layer"
+        placed += [("--split-mode", mode), ("--tensor-split", ",".join("1" for _ in request.devices))]
     return placed
 
 

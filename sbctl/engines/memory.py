@@ -30,6 +30,7 @@ __all__ = [
     "figure_of",
     "memory_key",
     "planned_bytes",
+    "planned_shares",
     "smaller_launches",
     "usable_by_device",
     "usable_device_bytes",
@@ -171,6 +172,16 @@ def planned_bytes(figure: Figure, *, adapter_bytes: int, safety_margin: float) -
     return on_host, on_device
 
 
+def planned_shares(figure: Figure, *, adapter_bytes: int, safety_margin: float, most: int) -> tuple[int, ...]:
+    """What is set aside on each device of a replica that lies on one, on two, and so on up to `most`. Of a figure without parts, equal parts."""
+    on_device = planned_bytes(figure, adapter_bytes=adapter_bytes, safety_margin=safety_margin)[1]
+    need = figure.need
+    if need is None:
+        return tuple(-(-on_device // count) for count in range(1, most + 1))
+    parts = (need.largest_part(count) + -(-adapter_bytes // count) for count in range(2, most + 1))
+    return (on_device, *(with_margin(part, safety_margin) for part in parts)) if most else ()
+
+
 def ceiling_bytes(figure: Figure, planned_host_bytes: int, machine_bytes: int) -> int | None:
     """Of the host's memory, what one engine may have before the kernel ends it, and it alone. A figure that is not sure bounds nothing but
     the machine. None where the machine's memory is not known.
@@ -190,8 +201,8 @@ def usable_host_bytes(total_bytes: int, limit_bytes: int | None) -> int:
 
 
 def usable_device_bytes(gpus: Iterable[Mapping[str, object]]) -> int:
-    """Of all devices together, as `HostFacts.gpus` tells of them."""
-    told = (gpu.get("memory_total_bytes") for gpu in gpus)
+    """Of all devices together that engines get, as `HostFacts.gpus` tells of them."""
+    told = (gpu.get("memory_total_bytes") for gpu in gpus if not gpu.get("withheld"))
     return sum(int(size * _DEVICE_MEMORY_FRACTION) for size in told if isinstance(size, int))
 
 

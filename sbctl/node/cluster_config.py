@@ -32,7 +32,10 @@ class PeerPort(Params):
 
 
 class ClusterConfig(Params):
-    """`roles` and `labels` are those of the node's identity. `peer`: of workers alone.
+    """`roles` and `labels` are those of the node's identity. `peer`, `programs`: of workers alone.
+
+    `programs`: of the user's that the cluster's deployments name as their engine, by path; `llama-server` for the first of that name on the
+    PATH of the service. Root lists them for the launcher when the runtime is activated, since the bundle comes to a worker without root.
 
     `expected_nodes`: who belongs to the cluster by sb.yml; a first plan waits for them a while, since they may run something already.
     `brake_percent`: so much of the workers may be silent before nobody is declared lost any more.
@@ -44,6 +47,9 @@ class ClusterConfig(Params):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
     store: tuple[ClusterStoreServer, ...] = Field(min_length=1, max_length=3)
     peer: PeerPort | None = None
+    programs: tuple[Annotated[str, StringConstraints(pattern="^(/.+|llama-server)$", max_length=4096)], ...] = Field(
+        default=(), max_length=64
+    )
     expected_nodes: tuple[Id, ...] = Field(default=(), max_length=10_000)
     publish_interval_ms: int = Field(default=5_000, ge=100, le=_HOUR_MS)
     snapshot_ttl_ms: int = Field(default=30_000, ge=1_000, le=24 * _HOUR_MS)

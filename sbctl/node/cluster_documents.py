@@ -165,8 +165,9 @@ class EngineReport(DocumentPart):
 
 
 class DeviceReport(DocumentPart):
-    """One accelerator. `usable_memory_bytes`: what engines may take of it, which placement counts (0: all). These and the total are static
-    facts; the rest is of the moment and never decides a placement."""
+    """One accelerator. `index`: its number on this node, which it keeps. `usable_memory_bytes`: what engines may take of it, which placement
+    counts (0: all). These and the total are static facts; the rest is of the moment and never decides a placement. `withheld`: why engines
+    get nothing of it."""
 
     index: Annotated[int, Field(ge=0, le=4095)]
     vendor: Annotated[str, StringConstraints(max_length=64)] = ""
@@ -179,6 +180,7 @@ class DeviceReport(DocumentPart):
     supports_fp8: bool = False
     compute_utilization_millis: Permille | None = None
     memory_occupancy_millis: Permille | None = None
+    withheld: ReasonCode | None = None
 
 
 class ArtifactReport(DocumentPart):

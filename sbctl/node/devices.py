@@ -15,6 +15,8 @@ __all__ = ["NvidiaDevices", "nvidia_devices"]
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _NAME_MAX_CHARS: Final = 128
+_REBOOTS: Final = frozenset({2, 7})
+"""Of NVML's recovery actions: of the node, of the system. The others want the device reset, some after it was drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class NvidiaDevices:
     driver: str | None = None
     cuda: str | None = None
     gpus: tuple[dict[str, str | int], ...] = ()
-    """Each with `name`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, `utilization_percent`, `compute_capability`, as far as it tells."""
+    """Each with `name`, `uuid`, `memory_total_bytes`, `memory_free_bytes`, `utilization_percent`, `compute_capability`, as far as it tells;
+    `fault` where the driver says that it needs help. One that fell off its bus is left out."""
     holders: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """Of each device by its uuid: the processes that compute on it, with the bytes of it that they have."""
     problem: str | None = None
@@ -43,8 +46,9 @@ def nvidia_devices() -> NvidiaDevices:
     except pynvml.NVMLError as error:
         return NvidiaDevices(problem=f"the NVIDIA driver cannot be used: {str(error).rstrip('.')}")
     try:
-        gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-        holders = {str(gpu["uuid"]): _holders(pynvml, index) for index, gpu in enumerate(gpus) if "uuid" in gpu}
+        seen = (_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        gpus = tuple(gpu for gpu in seen if gpu is not None)
+        holders = {str(gpu["uuid"]): _holders(pynvml, int(gpu["index"])) for gpu in gpus if "uuid" in gpu}
         version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         return NvidiaDevices(
             driver=_text(pynvml.nvmlSystemGetDriverVersion()),
@@ -59,8 +63,13 @@ def nvidia_devices() -> NvidiaDevices:
             pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int) -> dict[str, str | int]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu(nvml: Any, index: int) -> dict[str, str | int] | None:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            return None
+        raise
     told: dict[str, str | int] = {"index": index}
     with contextlib.suppress(nvml.NVMLError):
         told["name"] = _text(nvml.nvmlDeviceGetName(handle))
@@ -74,7 +83,22 @@ def _gpu(nvml: Any, index: int) -> dict[str, str | int]:
     with contextlib.suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         told["compute_capability"] = f"{major}.{minor}"
+    if fault := _fault(nvml, handle):
+        told["fault"] = fault
     return told
+
+
+def _fault(nvml: Any, handle: Any) -> str:
+    """What the driver says of a device that had errors (Xid, ECC): a code; empty when it works, or does not tell."""
+    with contextlib.suppress(nvml.NVMLError):
+        (action,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+        if action.nvmlReturn == nvml.NVML_SUCCESS and action.value.uiVal:
+            return "needs_reboot" if action.value.uiVal in _REBOOTS else "needs_reset"
+    with contextlib.suppress(nvml.NVMLError):
+        *_counts, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+        if failed:
+            return "rows_not_remapped"
+    return ""
 
 
 def _holders(nvml: Any, index: int) -> Mapping[int, int]:

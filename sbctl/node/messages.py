@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sbctl.artifacts.egress import PROVIDER_KEY_PATTERN, Egress
+from sbctl.base.field_types import DeviceName
 from sbctl.base.scrypt import SCRYPT_PATTERN
 from sbctl.node.artifact_messages import (
     ArtifactImport,
@@ -217,6 +218,8 @@ class RuntimeConfig(Params):
     cache_directory: str | None = None
     cache_budget_bytes: int | None = Field(default=None, gt=0)
     max_resident_models: int | None = Field(default=None, gt=0)
+    excluded_devices: tuple[DeviceName, ...] = Field(default=(), max_length=64)
+    """Devices that engines never get, by their ids or the numbers that the host gives them."""
     offline: bool = False
     """Nothing is fetched; weights are imported, or taken from what this machine has."""
     max_parallel_prepares: int = Field(default=2, gt=0)
@@ -230,12 +233,13 @@ class RuntimeConfig(Params):
     provider_keys: tuple[Annotated[str, Field(pattern=PROVIDER_KEY_PATTERN)], ...] = Field(default=(), max_length=64)
     """Secrets for external providers, sent in the same way."""
     cluster: ClusterConfig | None = None
-    """None: the host serves by itself; then it is not in the file."""
+    """None: the host serves by itself; then it is not in the file, nor are `excluded_devices` where there are none."""
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = handler(self)
-        return document if self.cluster is not None else {k: v for k, v in document.items() if k != "cluster"}
+        left_out = {name for name in ("cluster", "excluded_devices") if not getattr(self, name)}
+        return {name: value for name, value in document.items() if name not in left_out}
 
     @property
     def has_tls(self) -> bool:

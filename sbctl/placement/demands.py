@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sbctl.engines.memory import Figure, ReplicaLaunch, figure_of, planned_bytes
+from sbctl.engines.memory import Figure, ReplicaLaunch, figure_of, planned_bytes, planned_shares
 from sbctl.placement.model import DeploymentDemand, Way
 from sbctl.trust.bundle import DeploymentMember
 from sbctl.trust.cluster_bundle import ClusterDeployment, VariantOption, generation_digest, replica_digest, replica_of
@@ -17,6 +17,8 @@ __all__ = ["DEGREES", "demand_of", "demands_of"]
 
 DEGREES: Final = (1, 2, 4, 8)
 """Devices that a replica may span where the deployment does not say: the fewest that hold it."""
+_VULKAN_DEGREES: Final = tuple(range(1, 9))
+"""A Vulkan build takes all devices of its node, however many."""
 
 
 def demands_of(
@@ -68,13 +70,16 @@ def demand_of(
 def _ways(deployment: ClusterDeployment, option: VariantOption, safety_margin: float) -> Iterable[Way]:
     member = replica_of(deployment, option)
     policy = member.engine
-    on_device = policy.launch == "binary" and policy.path is None and policy.acceleration != "cpu"
+    on_device = policy.computes_on_devices
     figure = _figure(member, option, on_device=on_device)
     adapters = sum(adapter.artifact.total_bytes for adapter in member.adapters)
-    host_bytes, device_bytes = planned_bytes(figure, adapter_bytes=adapters, safety_margin=safety_margin)
+    host_bytes, _ = planned_bytes(figure, adapter_bytes=adapters, safety_margin=safety_margin)
     degrees: tuple[int, ...] = (0,)
-    if on_device:
-        degrees = DEGREES if deployment.tensor_parallel is None else (deployment.tensor_parallel,)
+    if on_device and deployment.tensor_parallel is not None:
+        degrees = (deployment.tensor_parallel,)
+    elif on_device:
+        degrees = _VULKAN_DEGREES if policy.acceleration == "vulkan" else DEGREES
+    shares = planned_shares(figure, adapter_bytes=adapters, safety_margin=safety_margin, most=max(degrees))
     for degree in degrees:
         yield Way(
             variant=member.variant,
@@ -84,7 +89,7 @@ def _ways(deployment: ClusterDeployment, option: VariantOption, safety_margin: f
             host_bytes=host_bytes,
             accelerator=policy.acceleration,
             devices=degree,
-            device_bytes=_share(device_bytes, figure, degree, safety_margin),
+            device_bytes=shares[degree - 1] if degree else 0,
             engine_version=None if policy.path is not None else policy.version,
             launch=policy.launch,
             artifact_format=member.artifact.format,
@@ -105,11 +110,3 @@ def _figure(member: DeploymentMember, option: VariantOption, *, on_device: bool)
     )
     listed = max(member.artifact.min_memory_bytes, member.artifact.total_bytes)
     return figure_of(launch, shape=option.shape, catalog_bytes=listed, declared_bytes=member.memory_bytes)
-
-
-def _share(device_bytes: int, figure: Figure, degree: int, safety_margin: float) -> int:
-    """Of one of several devices: weights and context are split, what a batch is computed in is needed on each."""
-    if degree <= 1 or figure.need is None:
-        return -(-device_bytes // max(1, degree))
-    everywhere = int(figure.need.device_compute * (1 + safety_margin))
-    return -(-(device_bytes - everywhere) // degree) + everywhere

@@ -82,6 +82,7 @@ def node_of(snapshot: NodeSnapshotDocument, *, heard_at_ms: int, exclusion: str 
         devices=tuple(
             Device(d.index, d.accelerator, d.usable_memory_bytes or d.total_memory_bytes, d.name)
             for d in snapshot.devices
+            if d.withheld is None
         ),
         engines=tuple(
             EngineOffer(

@@ -69,12 +69,14 @@ def _row(
     node = fleet.nodes[index]
     mine = [place for place in targets if place.node_id == node.node_id]
     held = [place for place in helds if place.node_id == node.node_id]
-    refusal = refusal_of(fleet, node, demand)
+    runs = mine[0].member_digest if mine else None
+    refusal = refusal_of(fleet, node, demand, runs)
     here = (mine or held)[:1]
     possible = [
         way
         for way in demand.ways
-        if index in fleet.candidates(demand, way)
+        if runs in (None, way.member_digest)
+        and index in fleet.candidates(demand, way)
         and fleet.room.devices_for(node.node_id, way, warm=demand.warm) is not None
     ]
     way = next(

@@ -129,6 +129,7 @@ class Placing:
             node.is_worker
             and node.drain != "evacuate"
             and all(node.labels.get(label) == value for label, value in demand.required_labels.items())
+            and (not place.devices or {device.index for device in node.devices}.issuperset(place.devices))
         )
 
     def _first(self, wish: Wish, places: list[Place]) -> list[Place]:
@@ -167,10 +168,12 @@ class Placing:
             spread.add(self._index[place.node_id])
         slots = free_slots(wish, placed)
         ables = self._ables(wish)
-        for way_number, _, index in spread.choose(
-            self._offers(wish, ables), lambda one: self._devices(wish, one) is not None
-        ):
-            placed.places.append(self._take(wish, demand.ways[way_number], index, slots.pop(0)))
+        runs = self._runs(placed.places)
+        for way_number, _, index in spread.choose(self._offers(wish, ables), lambda one: self._fits(wish, one, runs)):
+            way = demand.ways[way_number]
+            slot = slots.on(self._fleet.ids[index])
+            placed.places.append(self._take(wish, way, index, slot))
+            runs[index] = way.member_digest
             missing -= 1
             if not missing:
                 break
@@ -230,8 +233,17 @@ class Placing:
             found.setdefault(self._way(demand, group[0]), []).append(index)
         return sorted(found.items())
 
-    def _devices(self, wish: Wish, one: Candidate) -> tuple[int, ...] | None:
-        return self._room.devices_for(self._fleet.ids[one[2]], wish.demand.ways[one[0]], warm=wish.demand.warm)
+    def _runs(self, places: Iterable[Place]) -> dict[int, str]:
+        """Which member of a deployment each node runs, by the node's index."""
+        return {self._index[place.node_id]: place.member_digest for place in places}
+
+    def _fits(self, wish: Wish, one: Candidate, runs: Mapping[int, str]) -> bool:
+        """Whether there is room. A node runs one variant of a deployment: its gate has one context and one queue."""
+        number, _, index = one
+        way = wish.demand.ways[number]
+        if runs.get(index, way.member_digest) != way.member_digest:
+            return False
+        return self._room.devices_for(self._fleet.ids[index], way, warm=wish.demand.warm) is not None
 
     def _take(self, wish: Wish, way: Way, index: int, slot: int) -> Place:
         node_id = self._fleet.ids[index]
@@ -308,6 +320,7 @@ class Placing:
             for number, way in enumerate(wish.demand.ways)
         ]
         taken: Counter[int] = Counter()
+        runs = self._runs(places)
         domains = self._fleet.domains(wish.demand.spread_by)
         order: list[Candidate] = []
 
@@ -315,9 +328,7 @@ class Placing:
             _, _, index = one
             if taken[index] < len(here.get(index, ())):
                 return True
-            return (
-                index in newcomers and taken[index] == len(here.get(index, ())) and self._devices(wish, one) is not None
-            )
+            return index in newcomers and taken[index] == len(here.get(index, ())) and self._fits(wish, one, runs)
 
         for one in Spread(domains).choose(self._scored(wish, [*present, *joined]), fits):
             taken[one[2]] += 1

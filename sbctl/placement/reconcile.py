@@ -275,7 +275,10 @@ def _explained(
 ) -> dict[str, DeploymentPlacement]:
     short = [name for name, one in deployments.items() if one.unplaced and name in wanted]
     short = short[: min(EXPLAINED_MAX, max(1, _EXPLAINED_NODES // max(1, len(fleet.ids))))]
-    told = {name: replace(deployments[name], refusals=refusals(fleet, wanted[name])) for name in short}
+    told = {
+        name: replace(deployments[name], refusals=refusals(fleet, wanted[name], deployments[name].target))
+        for name in short
+    }
     return {**deployments, **told}
 
 

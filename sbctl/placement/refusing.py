@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, get_args
 
 from sbctl.base.limits import JSON_INT_MAX
 from sbctl.placement.fleet import Fleet, refused_node, refused_way
-from sbctl.placement.model import DeploymentDemand, Fact, Node, Refusal, RefusalReason, Way
+from sbctl.placement.model import DeploymentDemand, Fact, Node, Place, Refusal, RefusalReason, Way
 from sbctl.placement.room import Room, device_groups
 
 __all__ = ["refusal_of", "refusals"]
@@ -14,18 +15,24 @@ __all__ = ["refusal_of", "refusals"]
 _RANK: Final = {reason: rank for rank, reason in enumerate(get_args(RefusalReason))}
 
 
-def refusals(fleet: Fleet, demand: DeploymentDemand) -> dict[str, Refusal]:
-    """Of every node that could not take one more replica now."""
-    found = {node.node_id: refusal_of(fleet, node, demand) for node in fleet.nodes}
+def refusals(fleet: Fleet, demand: DeploymentDemand, targets: Iterable[Place]) -> dict[str, Refusal]:
+    """Of every node that could not take one more replica now. `targets`: of the deployment."""
+    runs = {place.node_id: place.member_digest for place in targets}
+    found = {node.node_id: refusal_of(fleet, node, demand, runs.get(node.node_id)) for node in fleet.nodes}
     return {name: refusal for name, refusal in found.items() if refusal is not None}
 
 
-def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand) -> Refusal | None:
-    """The refusal that got furthest, of all ways, and of several the one that is least short; None: one of them would do."""
+def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand, runs: str | None) -> Refusal | None:
+    """The refusal that got furthest, of all ways, and of several the one that is least short; None: one of them would do.
+
+    `runs`: the member of the deployment that the node runs already, beside which it runs no other.
+    """
     if refusal := refused_node(node, demand, fleet.losses.get(node.node_id)):
         return refusal
     furthest: Refusal | None = None
     for way in demand.ways:
+        if runs is not None and way.member_digest != runs:
+            continue
         refusal = refused_way(node, demand, way) or _no_room(fleet.room, node, way, warm=demand.warm)
         if refusal is None:
             return None

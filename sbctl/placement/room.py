@@ -23,7 +23,14 @@ _UNBOUNDED: Final = 1 << 30
 
 
 def device_groups(node: Node, way: Way) -> list[list[Device]]:
-    """Devices that could serve one replica of the way together: alike in name and size, enough of them, each large enough."""
+    """Devices that could serve one replica of the way together: alike in name and size, enough of them, each large enough.
+
+    A Vulkan build cannot be told which devices to take, so it takes all that its node has.
+    """
+    if way.accelerator == "vulkan":
+        every = list(node.devices)
+        fits = len(every) == way.devices and all(device.total_bytes >= way.device_bytes for device in every)
+        return [every] if fits else []
     alike: dict[tuple[str, int], list[Device]] = {}
     for device in node.devices:
         if device.runs(way) and device.total_bytes >= way.device_bytes:

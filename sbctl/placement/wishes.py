@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sbctl.placement.model import DeploymentDemand, Held, Place
 
-__all__ = ["Placed", "Wish", "free_slots", "order_of"]
+__all__ = ["FreeSlots", "Placed", "Wish", "free_slots", "order_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,30 @@ def order_of(wish: Wish) -> tuple[bool, int, int, str]:
     return not wish.demand.warm, -largest, -max((way.host_bytes for way in ways), default=0), wish.demand.deployment
 
 
-def free_slots(wish: Wish, placed: Placed) -> list[int]:
-    """Numbers for replicas that are new: first those of the places that they replace, unless an engine of that number and generation is still on
-    its way out, and the new one does not wait for it."""
+class FreeSlots:
+    """Numbers for replicas that are new, in order. `going`: nodes with the numbers of engines that a new one does not wait for."""
+
+    def __init__(self, numbers: Iterable[int], going: Iterable[tuple[str, int]]) -> None:
+        self._numbers = list(numbers)
+        self._going = frozenset(going)
+
+    def on(self, node_id: str) -> int:
+        """The next one. On a node that still has one of the same generation, another: there it would be the same replica twice."""
+        number = next(each for each in self._numbers if (node_id, each) not in self._going)
+        self._numbers.remove(number)
+        return number
+
+
+def free_slots(wish: Wish, placed: Placed) -> FreeSlots:
+    """First those of the places that they replace, unless an engine of that number and generation is still on its way out, and the new one
+    does not wait for it."""
     count = wish.demand.replicas
     used = {place.slot for place in placed.places}
     left = () if wish.takes_over else placed.displaced
     going = {held.place.slot for held in wish.held if held.place.generation == wish.generation}
     taken = used if wish.is_exclusive else used | going
     free = [slot for slot in sorted({place.slot for place in left}) if slot not in taken]
-    unused = [slot for slot in range(count + len(used) + len(going)) if slot not in used | going | set(free)]
-    return [*free, *unused][:count]
+    most = count + len(used) + len(going) + len(left)
+    unused = [slot for slot in range(most) if slot not in used | going | set(free)]
+    beside = () if wish.is_exclusive else ((place.node_id, place.slot) for place in left)
+    return FreeSlots((*free, *unused), beside)

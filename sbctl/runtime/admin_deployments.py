@@ -41,7 +41,7 @@ class _Deployment(BaseModel):
     variant: _Name | None = None
     heterogeneous_variants: Literal[False] = False
     replicas: int = Field(default=1, ge=1, le=64)
-    tensor_parallel: Literal[1] | None = None
+    tensor_parallel: int | None = Field(default=None, ge=1, le=64)
     required_labels: dict[str, str] = Field(default_factory=dict, max_length=0)
     spread_by: tuple[str, ...] = Field(default=(), max_length=0)
     pull: Literal["on_boot", "on_demand", "manual"] = "on_demand"
@@ -67,6 +67,7 @@ class _Deployment(BaseModel):
                 "max_queue_depth": self.max_queue_depth,
                 "queue_timeout_ms": self.queue_timeout_ms,
                 "rollout": self.rollout,
+                "tensor_parallel": self.tensor_parallel,
             }
         )
 
@@ -111,7 +112,18 @@ def asked_deployments(
         wanted = _parsed(name, written)
         same = next((each for each in (stored.get(name), offered.get(name)) if each and wanted.is_of(each)), None)
         members[name] = wanted.over(same or _member(name, wanted, known, catalog))
+        _refuse_without_devices(name, members[name])
     return Asked(body.expected_revision, members)
+
+
+def _refuse_without_devices(name: str, member: DeploymentMember) -> None:
+    if (member.tensor_parallel or 1) > 1 and not member.engine.computes_on_devices:
+        raise RefusedError(
+            "engine_incompatible",
+            f'deployment "{name}" spans {member.tensor_parallel} devices, and its engine computes on the processor',
+            next_step="leave tensor_parallel out, or give the host an engine that is built for devices (engines.llama_cpp in sb.yml)",
+            detail={"deployment": name},
+        )
 
 
 _BODY: Final = 'the body is {"expected_revision": <number or null>, "deployments": {"<id>": {...}}}'

@@ -20,7 +20,7 @@ Seen = Callable[[RunningEngine], ProcessMemory | None]
 def replica_row(generation: Generation, replica: Replica, job_id: str | None, seen: Seen) -> dict[str, Any]:
     state = replica.state()
     engine = generation.member.engine
-    devices: list[int] = []
+    devices = list(generation.selected_devices(replica))
     return {
         "deployment": generation.deployment,
         "replica": state.replica,

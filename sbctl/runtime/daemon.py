@@ -48,6 +48,7 @@ from sbctl.runtime.external.providers import ExternalProviders
 from sbctl.runtime.free_memory import free_memory
 from sbctl.runtime.gateway.gateway import Gateway
 from sbctl.runtime.gateway.server import App, GatewayServer
+from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.https_only import HttpsOnly
 from sbctl.runtime.identity import HeldIdentity, with_identity
 from sbctl.runtime.jobs import Jobs
@@ -108,8 +109,8 @@ class Daemon:
         self._events = EventLog(paths.database, SYSTEM_CLOCK)
         self._drain = Drain(paths, self._events)
         self._host = _engine_host(paths, os.environ, self._events)
-        gpus = nvidia_devices().gpus
-        budget = budget_of(psutil.virtual_memory().total, memory_limit(), gpus, config.max_resident_models)
+        devices = HostDevices.found(paths.state, nvidia_devices().gpus, config.excluded_devices)
+        budget = budget_of(psutil.virtual_memory().total, memory_limit(), devices.usable, config.max_resident_models)
         residency = Residency(budget, free_memory)
         self._provisioner = provisioner = NodeProvisioner(
             paths,
@@ -127,7 +128,8 @@ class Daemon:
             by_hand=settings.started_by_hand,
             events=self._events,
             metrics=self._metrics.weights,
-            devices=tuple(budget.devices),
+            devices=budget.devices,
+            are_withheld=bool(devices.devices),
             safety_margin=config.safety_margin,
             most_bytes=budget.most_bytes,
         )
@@ -141,6 +143,7 @@ class Daemon:
                 launched=self._metrics.launched,
                 evicted=self._metrics.evicted,
                 events=self._events,
+                device_numbers=devices.numbers,
             ),
             clock=SYSTEM_CLOCK,
             drain_s=config.shutdown_deadline_ms / 1000,
@@ -179,7 +182,7 @@ class Daemon:
             self._metrics,
             self._identity,
             budget,
-            gpus,
+            devices,
             self._events,
         )
         self._data = self._gateway()

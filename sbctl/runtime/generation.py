@@ -1,17 +1,19 @@
 """One generation of one deployment: an immutable way to run it, its replicas, and how requests get one of them.
 
 What the engine was started with never changes inside a generation; what only the gate and the idle timer read may be replaced (`adjust`).
+A generation that differs from the one before it in nothing but how many replicas there are, and on which devices, takes over those that stay
+as they are: their engines and their requests go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+import itertools
+from collections.abc import Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbctl.base.digests import fingerprint
 from sbctl.base.display import plural
 from sbctl.base.errors import EngineError, RefusedError, SbctlError
 from sbctl.node.snapshot import DeploymentState
@@ -21,9 +23,10 @@ from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.replica_messages import LoadedBy, ReplicaPorts, StoppedBy
 from sbctl.runtime.replica_states import ReplicaPhase
+from sbctl.runtime.staying import AssignedAs, devices_of, launch_identity, staying
 from sbctl.trust.bundle import DeploymentMember, member_digest
 
-__all__ = ["AssignedAs", "Generation", "Lease", "launch_identity"]
+__all__ = ["Generation", "Lease"]
 
 _STATE_ORDER: Final = (
     ReplicaPhase.READY,
@@ -35,35 +38,7 @@ _STATE_ORDER: Final = (
     ReplicaPhase.STOPPED,
     ReplicaPhase.CONFIGURED,
 )
-_POLICY_FIELDS: Final = frozenset(
-    {"pull", "warm", "cold_start", "keep_alive_secs", "max_queue_depth", "queue_timeout_ms", "rollout", "memory_bytes"}
-)
 _DRAIN_LOOK_S: Final = 0.05
-_WEIGHT_FIELDS: Final = frozenset({"artifact", "format", "files"})
-
-
-def launch_identity(member: DeploymentMember) -> str:
-    """Equal for two members exactly when a running engine of the one serves the other.
-
-    Where weights may be fetched from, what they are called and every field that only the gate reads are not part of it.
-    """
-    facts = member.model_dump(mode="json")
-    artifact = _weights_only(facts.pop("artifact"))
-    adapters = [{**each, "artifact": _weights_only(each["artifact"])} for each in facts.pop("adapters")]
-    kept = {key: value for key, value in facts.items() if key not in _POLICY_FIELDS | {"model", "variant"}}
-    return fingerprint({**kept, "artifact": artifact, "adapters": adapters})
-
-
-def _weights_only(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in facts.items() if key in _WEIGHT_FIELDS}
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedAs:
-    """How a cluster names a generation: its number there, and which of the deployment's replicas these are."""
-
-    generation: int
-    slots: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -80,16 +55,33 @@ class Lease:
 class Generation:
     """Replicas 0..n-1 of one deployment. The reconciler makes and retires it."""
 
-    def __init__(self, deployment: str, number: int, member: DeploymentMember, ports: ReplicaPorts) -> None:
+    def __init__(
+        self,
+        deployment: str,
+        number: int,
+        member: DeploymentMember,
+        ports: ReplicaPorts,
+        *,
+        assigned: AssignedAs | None = None,
+        before: Generation | None = None,
+    ) -> None:
+        """`before`: whose replicas are taken over where they are what is wanted; nothing of it changes until `succeed`."""
         self.deployment = deployment
         self.number = number
         self.member = member
         self.identity = launch_identity(member)
-        self.replicas = tuple(
-            Replica(EngineLabel(deployment, index, number), member, ports) for index in range(member.replicas)
-        )
-        self.assigned: AssignedAs | None = None
+        self.assigned = assigned
         """None: it is of a bundle of the host's own."""
+        kept = staying(before, member, assigned)
+        used = {replica.label.replica for replica in kept if replica is not None}
+        numbers = (index for index in itertools.count() if index not in used)
+        self.replicas = tuple(
+            replica or Replica(EngineLabel(deployment, next(numbers), number), member, ports) for replica in kept
+        )
+        self.fresh = tuple(replica for replica, old in zip(self.replicas, kept, strict=True) if old is None)
+        """Those that it did not take over."""
+        self._give_devices(self.fresh)
+        self._handed_over: frozenset[Replica] = frozenset()
         self.notice: str | None = None
         """What its row says while its replicas serve, and should not as they do."""
         self._ports = ports
@@ -97,6 +89,11 @@ class Generation:
         self._waking: dict[Replica, asyncio.Task[None]] = {}
         self._admits = asyncio.Event()
         self._admits.set()
+
+    @property
+    def own(self) -> tuple[Replica, ...]:
+        """Its replicas but for those that a successor took over."""
+        return tuple(replica for replica in self.replicas if replica not in self._handed_over)
 
     @property
     def digest(self) -> str:
@@ -110,6 +107,33 @@ class Generation:
     @property
     def ready_replicas(self) -> int:
         return sum(replica.is_ready for replica in self.replicas)
+
+    def runs(self, member: DeploymentMember, assigned: AssignedAs) -> bool:
+        """Whether it is that, where it should be."""
+        return self.digest == member_digest(member) and None not in staying(self, member, assigned)
+
+    def succeed(self, before: Generation) -> None:
+        """What it took over is its own from now on."""
+        before._handed_over = frozenset(self.replicas) & frozenset(before.replicas)
+        self.adjust(self.member)
+        self._give_devices(self.replicas)
+
+    def renamed(self, assigned: AssignedAs) -> None:
+        """A cluster calls the same replicas otherwise now."""
+        kept = staying(self, self.member, assigned)
+        self.replicas = tuple(replica for replica in kept if replica is not None) if None not in kept else self.replicas
+        self.assigned = assigned
+        self._give_devices(self.replicas)
+
+    def _give_devices(self, to: Collection[Replica]) -> None:
+        for index, replica in enumerate(self.replicas):
+            if replica in to:
+                replica.place.given = devices_of(self.assigned, index)
+
+    def selected_devices(self, replica: Replica) -> tuple[int, ...]:
+        """What this host calls the devices that an engine lies on, or is to lie on."""
+        numbers = self._ports.device_numbers
+        return tuple(sorted(numbers[device] for device in replica.place.devices if device in numbers))
 
     def adjust(self, member: DeploymentMember) -> None:
         """Take over a member of the same launch identity, without touching an engine."""
@@ -125,6 +149,11 @@ class Generation:
         """
         for replica in self.replicas:
             await replica.load(by, progress)
+
+    async def load_fresh(self, progress: Progress = quiet) -> None:
+        """As `load`, those that it did not take over."""
+        for replica in self.fresh:
+            await replica.load("reconcile", progress)
 
     async def stop(self, by: StoppedBy | None, *, drain_s: float) -> None:
         await _all(replica.stop(by, drain_s=drain_s) for replica in self.replicas)
@@ -147,11 +176,11 @@ class Generation:
     @property
     def has_unended(self) -> bool:
         """Whether an engine of it did not end when it should."""
-        return any(replica.unended is not None for replica in self.replicas)
+        return any(replica.unended is not None for replica in self.own)
 
     async def end_what_is_left(self) -> None:
         """Raises EngineError `engine_shutdown_failed`."""
-        await _all(replica.end_what_is_left() for replica in self.replicas)
+        await _all(replica.end_what_is_left() for replica in self.own)
 
     async def prepare(self, progress: Progress = quiet) -> None:
         """Weights and build in place, no engine started. Raises what preparing raises."""
@@ -176,12 +205,18 @@ class Generation:
         await _all(replica.reset() for replica in self.replicas)
 
     async def retire(self, *, drain_s: float, leave: bool = False) -> None:
-        """Every tree gone when it returns, or left to the next daemon where `leave`.
+        """Every tree gone when it returns, or left to the next daemon where `leave`; what a successor took over stays.
 
         Raises the first EngineError `engine_shutdown_failed`, after all were tried.
         """
         self.release_hold()
-        await _all(replica.retire(drain_s=drain_s, leave=leave) for replica in self.replicas)
+        await _all(replica.retire(drain_s=drain_s, leave=leave) for replica in self.own)
+
+    async def give_up(self) -> None:
+        """It does not come to be: what it made itself ends, what it would have taken over stays where it was. Raises as `retire`."""
+        self.release_hold()
+        self._handed_over = frozenset(self.replicas) - frozenset(self.fresh)
+        await _all(replica.retire(drain_s=0) for replica in self.fresh)
 
     async def admit(self, priority: Priority, *, avoid: Collection[Replica] = ()) -> Lease:
         """A ready replica and a permit on it, within the queue timeout, a cold start included when `cold_start` is wait.

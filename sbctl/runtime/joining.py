@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.event_log import EventSink
+from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.identity import HeldIdentity
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.provision import Provisioner
@@ -29,7 +29,7 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     metrics: RuntimeMetrics,
     identity: HeldIdentity | None,
     budget: Budget,
-    gpus: Iterable[Mapping[str, object]],
+    devices: HostDevices,
     events: EventSink,
 ) -> ClusterNode | None:
     """None on a host of its own, and for a daemon that was started by hand. Raises as `ClusterNode`."""
@@ -39,7 +39,7 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     from sbctl.runtime.cluster.gauges import ClusterGauges
     from sbctl.runtime.cluster.node import ClusterNode, Host
 
-    host = Host(settings, reconciler, provisioner, drain, metrics, budget, tuple(gpus), SYSTEM_CLOCK, events)
+    host = Host(settings, reconciler, provisioner, drain, metrics, budget, devices, SYSTEM_CLOCK, events)
     node = ClusterNode(host, config)
     metrics.watch_cluster(ClusterGauges(node, SYSTEM_CLOCK))
     if identity is not None:

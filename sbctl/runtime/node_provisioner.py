@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.cache_calls import CacheCalls, collected
 from sbctl.artifacts.model import ArtifactFacts
-from sbctl.base.display import format_bytes
+from sbctl.base.display import format_bytes, plural
 from sbctl.base.errors import ArtifactError, EngineError, SbctlError
 from sbctl.base.flock import FileLock
 from sbctl.engines.detect import find_llama_server
@@ -58,10 +59,12 @@ class NodeProvisioner:
         by_hand: bool = False,
         events: EventSink = NO_EVENTS,
         metrics: WeightMetrics | None = None,
-        devices: Collection[str] = (),
+        devices: Mapping[str, int] | None = None,
+        are_withheld: bool = False,
         safety_margin: float = 0.0,
         most_bytes: int | None = None,
     ) -> None:
+        """`devices`: bytes of each that engines may take, by its id. `are_withheld`: the host has some, and engines get none of them."""
         self._paths = paths
         self._cache = ArtifactCache(cache_directory)
         self._budget_bytes = budget_bytes
@@ -70,7 +73,8 @@ class NodeProvisioner:
         self._events = events
         self._puller = puller
         self._metrics = metrics if metrics is not None else WeightMetrics(CollectorRegistry())
-        self._devices = tuple(devices)
+        self._devices = dict(devices or {})
+        self._are_withheld = are_withheld
         self._safety_margin = safety_margin
         self._most_bytes = most_bytes
         self._used: frozenset[str] | None = None
@@ -218,6 +222,7 @@ class NodeProvisioner:
         return await asyncio.to_thread(self._room, member, prepared.build.version)
 
     def _room(self, member: DeploymentMember, version: str) -> Room:
+        self._refuse_without_devices(member)
         entry = self._cache.entry(member.artifact.artifact)
         return room_of(
             member,
@@ -228,6 +233,19 @@ class NodeProvisioner:
             safety_margin=self._safety_margin,
             machine_bytes=psutil.virtual_memory().total,
         )
+
+    def _refuse_without_devices(self, member: DeploymentMember) -> None:
+        """An engine that is made for devices, and gets none or too few: it would compute on the processor, or on those of others."""
+        if not member.engine.computes_on_devices:
+            return
+        wanted = member.tensor_parallel or 1
+        alike = max(Counter(self._devices.values()).values(), default=0)
+        if (self._are_withheld and not self._devices) or (wanted > 1 and alike < wanted):
+            raise EngineError(
+                "engine.no_device",
+                f"{member.model}:{member.variant} lies on {plural(wanted, 'device')}, and engines get {alike} of one size on this host",
+                next_step="look at what sbctl doctor says of its devices, and at excluded_devices and tensor_parallel in sb.yml",
+            )
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str, room: Room) -> LaunchSpec:
         request = LaunchRequest(

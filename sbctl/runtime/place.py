@@ -44,7 +44,9 @@ class Housed(Protocol):
 class Place:
     """As `residency.Resident`. The replica's owner takes and leaves it; others reserve it for a change of the desired state."""
 
-    def __init__(self, replica: Housed, residency: Residency) -> None:
+    def __init__(self, replica: Housed, residency: Residency, given: tuple[str, ...] = ()) -> None:
+        self.given = given
+        """Devices that its engine is to lie on, by their ids; none: whichever are the freest when it starts."""
         self._replica = replica
         self._residency = residency
         self._start_began_s = 0.0
@@ -54,7 +56,7 @@ class Place:
 
     async def take(self, room: Room, *, waits: bool) -> Room:
         """With its devices. Raises EngineError `insufficient_capacity`."""
-        taken = await self._residency.take(self, room, waits=waits)
+        taken = await self._residency.take(self, self.wanted(room), waits=waits)
         self._start_began_s = asyncio.get_running_loop().time()
         return taken
 
@@ -62,6 +64,21 @@ class Place:
     def room(self) -> Room | None:
         """What is set aside for its engine; None while there is neither an engine nor a start."""
         return self._residency.room_of(self)
+
+    def wanted(self, room: Room) -> Room:
+        """Room for its engine, where it is to lie."""
+        return room.on(self.given)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where its engine lies, or is to lie."""
+        room = self.room
+        return self.given if room is None else room.device_ids or self.given
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether an engine runs there, or is on its way."""
+        return self._residency.holds(self)
 
     def give_back(self) -> None:
         self._residency.give_back(self)

@@ -22,15 +22,16 @@ from sbctl.runtime.bringing_back import bring_back, keep, take_over
 from sbctl.runtime.deployments_owner import DeploymentsOwner
 from sbctl.runtime.deployments_revision import DeploymentsRevision
 from sbctl.runtime.engine_host import Slot
-from sbctl.runtime.generation import AssignedAs, Generation
+from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
 from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
 from sbctl.runtime.retiring import Retiring
 from sbctl.runtime.routes import RouteTable
+from sbctl.runtime.staying import AssignedAs
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
-from sbctl.runtime.transition import Delta, Transition, nothing_durable
+from sbctl.runtime.transition import Delta, Transition, nothing_durable, staged_of
 from sbctl.trust.bundle import BundleContent, DeploymentMember, TrustSet, member_digest
 from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
@@ -160,7 +161,8 @@ class Reconciler:
         stopped = await asyncio.to_thread(self._store.stopped)
         waiting = []
         for name, member in content.deployments.items():
-            generation = Generation(name, next(self._numbers), member, self._ports)
+            named = None if assigned is None else assigned.names.get(name)
+            generation = Generation(name, next(self._numbers), member, self._ports, assigned=named)
             self.generations[name] = generation
             if name in stopped:
                 for replica in generation.replicas:
@@ -168,7 +170,6 @@ class Reconciler:
             elif member.warm or member.pull == "on_boot":
                 waiting.append(generation)
         if assigned is not None:
-            self._name(self.generations, assigned.names)
             self._release_weights()
         # What runs already has its memory: its place comes before those of engines that are to be started.
         keep(self._background, await take_over(self.generations, adopted))
@@ -190,11 +191,6 @@ class Reconciler:
                 self._accepted, self._assigned = None, assigned.content
 
             return await self._change_to(assigned.content, durable, quiet, assigned)
-
-    @staticmethod
-    def _name(generations: Mapping[str, Generation], names: Mapping[str, AssignedAs]) -> None:
-        for name, generation in generations.items():
-            generation.assigned = names.get(name, generation.assigned)
 
     async def apply_content(
         self, content: BundleContent, progress: Progress, commit: Callable[[], Awaitable[None]] = nothing_durable
@@ -357,14 +353,11 @@ class Reconciler:
         progress: Progress,
         assigned: Assigned | None = None,
     ) -> dict[str, Any]:
-        delta = Delta.of(self.generations, content.deployments)
-        staged = {
-            name: Generation(name, next(self._numbers), content.deployments[name], self._ports)
-            for name in (*delta.added, *delta.changed)
-        }
-        if assigned is not None:
-            self._name(staged, assigned.names)
-        self.staged = staged
+        names = {} if assigned is None else assigned.names
+        delta = Delta.of(self.generations, content.deployments, names)
+        self.staged = staged = staged_of(
+            delta, self.generations, content.deployments, names, self._numbers, self._ports
+        )
         transition = Transition(
             self._scope,
             self.generations,
@@ -385,12 +378,14 @@ class Reconciler:
         finally:
             self.staged = {}
         old = [self.generations[name] for name in (*delta.changed, *delta.removed)]
+        for name in delta.changed:
+            staged[name].succeed(self.generations[name])
         for name in delta.adjusted:
             self.generations[name].adjust(content.deployments[name])
         kept = {name: self.generations[name] for name in (*delta.adjusted, *delta.preserved)}
         self.generations = {**kept, **staged}
-        if assigned is not None:
-            self._name(kept, assigned.names)
+        for name in names.keys() & kept.keys():
+            kept[name].renamed(names[name])
         self._swap(content)
         self._log.info("committed", **asdict(delta))
         if assigned is not None:

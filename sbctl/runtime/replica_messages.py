@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,7 +48,8 @@ def backoff_s(failures: int, chance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPorts:
-    """`launched` is told of every launch: engine, model, outcome `ready` or `failed`, seconds; `evicted` of every engine that was unloaded. `chance` gives 0..1. `events` remembers what happens."""
+    """`launched` is told of every launch: engine, model, outcome `ready` or `failed`, seconds; `evicted` of every engine that was unloaded.
+    `chance` gives 0..1. `events` remembers what happens. `device_numbers`: what this host calls its devices, by their ids."""
 
     launch: LaunchPorts
     residency: Residency = field(default_factory=Residency)
@@ -56,6 +57,7 @@ class ReplicaPorts:
     launched: Callable[[str, str, Literal["ready", "failed"], float], None] = lambda _engine, _model, _outcome, _s: None
     evicted: Callable[[Evicted], None] = lambda _reason: None
     events: EventSink = NO_EVENTS
+    device_numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from sbctl.engines.memory import (
     figure_of,
     memory_key,
     planned_bytes,
+    planned_shares,
     usable_by_device,
     usable_host_bytes,
 )
@@ -64,12 +65,7 @@ def room_of(
     `devices` are all that there are; a Vulkan build, which cannot be told to take one, lies on each of them.
     """
     policy = member.engine
-    on_device = (
-        bool(devices)
-        and policy.launch == "binary"
-        and policy.path is None
-        and policy.acceleration in ("cuda", "vulkan")
-    )
+    on_device = bool(devices) and policy.computes_on_devices
     facts: dict[str, Any] = {
         "shape": shape,
         "catalog_bytes": max(member.artifact.min_memory_bytes, member.artifact.total_bytes),
@@ -90,6 +86,10 @@ def room_of(
         on_devices,
         ceiling_bytes=ceiling_bytes(expected, planned(expected)[0], machine_bytes),
         basis=_basis(figure, on_host + on_devices, adapters),
+        shares=planned_shares(figure, adapter_bytes=adapters, safety_margin=safety_margin, most=len(devices))
+        if on_device
+        else (),
+        span=member.tensor_parallel if on_device else None,
     )
     return room.on(devices) if policy.acceleration == "vulkan" else room
 

@@ -78,7 +78,8 @@ class Residency:
             return self._held[resident]
         self._refuse_hopeless(resident, room)
         adopted = resident.adopted_devices
-        placed = self._fitting(room if adopted is None else room.on(adopted), self.used + self._promised)
+        lies = room if room.devices or adopted is None else room.on(adopted)
+        placed = self._fitting(lies, self.used + self._promised)
         at_once = placed is not None and (resident.deployment not in self._was_short or not waits)
         if placed is not None and (adopted is not None or (at_once and await self._machine_has(resident, placed))):
             self._held[resident] = placed

@@ -1,7 +1,8 @@
 """What engines take of a host, and how much of it there is: bytes of its memory, bytes of each device, and how many engines there may be.
 
-The bytes of an engine are those of its plan (`engines.memory`), so a host admits what a plan said that fits. An engine lies on one device, the
-freest that is large enough; where none has room for it alone, on all of them in equal parts.
+The bytes of an engine are those of its plan (`engines.memory`), so a host admits what a plan said that fits. An engine lies on as many devices
+as its deployment says, else on one; where none is large enough, on the fewest of equal size that are, and last on all. Of several it takes
+the freest. Where a cluster says which devices, it lies on those.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from sbctl.artifacts.formats.shape import Certainty
 from sbctl.base.display import format_bytes, plural
@@ -31,16 +33,20 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Of one engine, or a sum of several. `devices` says where `device_bytes` lie, by the device's id; nothing before that is chosen."""
+    """Of one engine, or a sum of several. `devices` says where `device_bytes` lie, by the device's id; nothing before that is chosen.
+
+    Of one engine alone: `ceiling_bytes` of the host's memory, beyond which the kernel ends it; `shares`, what it takes of each device when it
+    lies on one, two and so on; `span`, the number of devices that it must lie on; `basis`, how its bytes are known.
+    """
 
     host_bytes: int = 0
     device_bytes: int = 0
     engines: int = 1
     devices: tuple[tuple[str, int], ...] = ()
     ceiling_bytes: int | None = field(default=None, compare=False)
-    """Of the host's memory: what the one engine may have before the kernel ends it. No sum has one."""
     basis: Basis | None = field(default=None, compare=False)
-    """No sum has one."""
+    shares: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    span: int | None = field(default=None, compare=False)
 
     def __add__(self, other: Room) -> Room:
         return self._with(other, 1)
@@ -60,11 +66,16 @@ class Room:
         )
 
     def on(self, devices: Collection[str]) -> Room:
-        """The same, lying on these in equal parts."""
+        """The same, lying on these: as much on each."""
         if not self.device_bytes or not devices:
             return self
-        part = -(-self.device_bytes // len(devices))
-        return replace(self, devices=tuple((device, part) for device in sorted(devices)))
+        part = self.share(len(devices))
+        placed = tuple((device, part) for device in sorted(devices))
+        return replace(self, devices=placed, device_bytes=part * len(placed))
+
+    def share(self, count: int) -> int:
+        """On each of so many devices."""
+        return self.shares[count - 1] if count <= len(self.shares) else -(-self.device_bytes // count)
 
     def helps(self, lacking: Room) -> bool:
         """Whether the end of who has this gives back something of what is lacking."""
@@ -79,6 +90,8 @@ class Room:
 
 
 NOTHING = Room(engines=0)
+_SPANS: Final = (1, 2, 4, 8)
+"""Devices that an engine may lie on where nobody said: as `placement.demands` offers."""
 
 
 def total(rooms: Iterable[Room]) -> Room:
@@ -131,9 +144,27 @@ class Budget:
             return (room,)
         free = Counter(dict(self.devices))
         free.subtract(dict(used.devices))
-        large = [device for device, bound in self.devices.items() if bound >= room.device_bytes]
-        alone = [room.on((device,)) for device in sorted(large, key=lambda device: (-free[device], device))]
-        return (*alone, room.on(self.devices)) if len(self.devices) > 1 or not alone else tuple(alone)
+        counts = (room.span,) if room.span is not None else _SPANS
+        found = [place for count in counts for place in self._groups(room, count, free)]
+        if room.span is None:
+            found += [] if found and len(self.devices) == 1 else [room.on(self.devices)]
+        return tuple(found) or (room.on(sorted(self.devices, key=lambda device: (-free[device], device))[: room.span]),)
+
+    def _groups(self, room: Room, count: int, free: Mapping[str, int]) -> list[Room]:
+        """On so many devices of one size, each large enough: one device after the other, or, of several, the freest of each size."""
+        alike: dict[int, list[str]] = {}
+        for device, bound in sorted(self.devices.items(), key=lambda one: (-free[one[0]], one[0])):
+            if bound >= room.share(count):
+                alike.setdefault(bound, []).append(device)
+        if count == 1:
+            every = [device for group in alike.values() for device in group]
+            return [room.on((device,)) for device in sorted(every, key=lambda device: (-free[device], device))]
+        groups = [group[:count] for group in alike.values() if len(group) >= count]
+        return [room.on(group) for group in sorted(groups, key=lambda group: -min(free[device] for device in group))]
+
+    def alike(self, count: int) -> bool:
+        """Whether so many devices are of one size."""
+        return max(Counter(self.devices.values()).values(), default=0) >= count
 
 
 def _too_much(size: int, of: str, bound: int) -> str:

@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbctl.base.errors import SbctlError, error_from_wire
-from sbctl.runtime.generation import Generation, launch_identity
+from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
 from sbctl.runtime.place import Place
 from sbctl.runtime.provision import Progress, Provisioner
+from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
 from sbctl.runtime.resident import Resident
 from sbctl.runtime.room import Room
+from sbctl.runtime.staying import AssignedAs, launch_identity, staying
 from sbctl.trust.bundle import DeploymentMember, member_digest
 
-__all__ = ["Delta", "Transition", "nothing_durable", "placed"]
+__all__ = ["Delta", "Transition", "nothing_durable", "placed", "staged_of"]
 
 _log = get_log("transition")
 
@@ -55,10 +57,20 @@ class Delta:
     preserved: tuple[str, ...]
 
     @classmethod
-    def of(cls, running: Mapping[str, Generation], wanted: Mapping[str, DeploymentMember]) -> Delta:
+    def of(
+        cls,
+        running: Mapping[str, Generation],
+        wanted: Mapping[str, DeploymentMember],
+        assigned: Mapping[str, AssignedAs] = {},
+    ) -> Delta:
+        """`assigned`: on which devices a cluster wants replicas; one that lies elsewhere is changed."""
         both = [name for name in sorted(wanted) if name in running]
-        same = [name for name in both if running[name].digest == member_digest(wanted[name])]
-        near = [name for name in both if name not in same and running[name].identity == launch_identity(wanted[name])]
+        moved = {
+            name for name in both if name in assigned and None in staying(running[name], wanted[name], assigned[name])
+        }
+        there = [name for name in both if name not in moved]
+        same = [name for name in there if running[name].digest == member_digest(wanted[name])]
+        near = [name for name in there if name not in same and running[name].identity == launch_identity(wanted[name])]
         return cls(
             added=tuple(sorted(set(wanted) - set(running))),
             changed=tuple(name for name in both if name not in same and name not in near),
@@ -68,9 +80,26 @@ class Delta:
         )
 
 
+def staged_of(  # noqa: PLR0917 - what a generation is made of
+    delta: Delta,
+    running: Mapping[str, Generation],
+    wanted: Mapping[str, DeploymentMember],
+    assigned: Mapping[str, AssignedAs],
+    numbers: Iterator[int],
+    ports: ReplicaPorts,
+) -> dict[str, Generation]:
+    """The generations of what is added or changed, each with the replicas that it takes over."""
+    return {
+        name: Generation(
+            name, next(numbers), wanted[name], ports, assigned=assigned.get(name), before=running.get(name)
+        )
+        for name in (*delta.added, *delta.changed)
+    }
+
+
 @dataclass(slots=True)
 class Transition:
-    """One attempt. `staged` are the generations of what is added or changed."""
+    """One attempt. `staged` are the generations of what is added or changed. Of one that takes over replicas only the others are started."""
 
     scope: str
     running: Mapping[str, Generation]
@@ -134,11 +163,15 @@ class Transition:
     async def _put_ready(self, name: str, generation: Generation) -> None:
         prepared = await self.provisioner.prepare(generation.member, self.progress)
         self._rooms[name] = await self.provisioner.room(generation.member, prepared)
-        for replica in generation.replicas:
+        for replica in generation.fresh:
             replica.note_cached()
 
     def _succeeds_running(self, name: str) -> bool:
-        return name in self.running and self.running[name].ready_replicas > 0
+        """Whether a replica that ends with the change serves now."""
+        if name not in self.running:
+            return False
+        staying = self.staged[name].replicas
+        return any(replica.is_ready for replica in self.running[name].replicas if replica not in staying)
 
     async def _start(self, gate: asyncio.Semaphore) -> None:
         to_start = {
@@ -150,6 +183,7 @@ class Transition:
             self.running[name]
             for name in self.delta.changed
             if self.wanted[name].rollout == "recreate" and name in to_start and self._has_place(self.running[name])
+            if len(self.staged[name].fresh) == len(self.staged[name].replicas)
         ]
         await self._reserve(to_start, recreated)
         for old in recreated:
@@ -169,7 +203,9 @@ class Transition:
             if name not in self._rooms:  # a request started what it succeeds only now
                 await self._prepare(name, generation)
         wanted: dict[Resident, Room] = {
-            replica.place: self._rooms[name] for name, generation in to_start.items() for replica in generation.replicas
+            replica.place: replica.place.wanted(self._rooms[name])
+            for name, generation in to_start.items()
+            for replica in generation.fresh
         }
         if wanted:
             try:
@@ -191,7 +227,10 @@ class Transition:
 
     async def _load(self, name: str, generation: Generation) -> None:
         try:
-            await generation.load("reconcile", self.progress)
+            if name in self.staged:
+                await generation.load_fresh(self.progress)
+            else:
+                await generation.load("reconcile", self.progress)
         except SbctlError as error:
             raise placed(error, name, self.scope, "start") from error
 
@@ -200,7 +239,7 @@ class Transition:
         failures: dict[str, str] = {}
         for generation in self.staged.values():
             with contextlib.suppress(SbctlError):
-                await generation.retire(drain_s=0)
+                await generation.give_up()
         for generation in self._woken:
             with contextlib.suppress(SbctlError):
                 await generation.stop(None, drain_s=0)

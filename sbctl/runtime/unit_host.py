@@ -165,8 +165,8 @@ class UnitEngineHost:
         return frozenset((engine.record.deployment, engine.record.replica) for engine in self._unclaimed.values())
 
     def adopted_devices(self, slot: Slot) -> tuple[str, ...] | None:
-        waiting = (engine.record for engine in self._unclaimed.values())
-        return next((record.devices for record in waiting if (record.deployment, record.replica) == slot), None)
+        waiting = self._waiting_for(slot)
+        return waiting[0].record.devices if waiting else None
 
     async def drop_unclaimed(self) -> None:
         for engine in list(self._unclaimed.values()):
@@ -190,11 +190,18 @@ class UnitEngineHost:
             await engine.close()
         await self._stop_attending()
 
+    def _waiting_for(self, slot: Slot) -> list[_UnitEngine]:
+        """Adopted engines of its deployment, that of its own number first: replicas of one deployment are alike, and their numbers are not
+        those of a former daemon where some came and went since."""
+        deployment, number = slot
+        found = [engine for engine in self._unclaimed.values() if engine.record.deployment == deployment]
+        return sorted(found, key=lambda engine: engine.record.replica != number)
+
     def _claim(self, label: EngineLabel, started_as: str) -> _UnitEngine | None:
-        for token, engine in self._unclaimed.items():
+        for engine in self._waiting_for(label.slot):
             record = engine.record
-            if (record.deployment, record.replica) == label.slot and record.started_as == started_as:
-                del self._unclaimed[token]
+            if record.started_as == started_as:
+                del self._unclaimed[record.token]
                 self._log.info("engine adopted", unit=record.unit, pid=engine.pid)
                 self._events.tell(EventKind.ENGINE_ADOPTED, f"pid {engine.pid}, {record.unit}", **label.told())
                 return engine

@@ -6,7 +6,7 @@ merely numbers or dates it, so an unchanged desired state has an unchanged diges
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -64,6 +64,11 @@ class EnginePolicy(_Part):
     path: str | None = None
     acceleration: Literal["cpu", "cuda", "vulkan"] = "cpu"
 
+    @property
+    def computes_on_devices(self) -> bool:
+        """Whether a build for devices is asked for: all layers lie on them."""
+        return self.launch == "binary" and self.acceleration != "cpu"
+
 
 KvQuant = Literal["auto", "f16", "fp8", "int8", "int4"]
 """How an engine holds the attention cache; each engine has its own nearest type."""
@@ -107,6 +112,17 @@ class DeploymentMember(_Part):
     kv_quant: KvQuant = "auto"
     adapters: tuple[AdapterMember, ...] = Field(default=(), max_length=16)
     extra_args: tuple[str, ...] = ()
+    tensor_parallel: int | None = Field(default=None, ge=1, le=64)
+    """Devices that one replica spans; None: as many as its memory needs. Left out of a host's document when nobody said."""
+
+    @model_serializer(mode="wrap")
+    def _without_unsaid(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.tensor_parallel is None and not self._is_written_whole:
+            del document["tensor_parallel"]
+        return document
+
+    _is_written_whole: ClassVar[bool] = False
 
     @property
     def artifacts(self) -> tuple[str, ...]:

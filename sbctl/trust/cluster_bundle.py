@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -66,14 +66,14 @@ class VariantOption(BaseModel):
 class ClusterDeployment(DeploymentMember):
     """One deployment of a cluster. `replicas` are of the whole cluster.
 
-    `tensor_parallel`: devices that one replica spans; None: as many as its memory needs. `alternatives`: where replicas may run different
-    variants, the others in order of preference.
+    `alternatives`: where replicas may run different variants, the others in order of preference.
     """
+
+    _is_written_whole: ClassVar[bool] = True
 
     replicas: int = Field(ge=1, le=_REPLICAS_MAX)
     required_labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
     spread_by: tuple[SpreadKey, ...] = Field(default=(), max_length=8)
-    tensor_parallel: int | None = Field(default=None, ge=1, le=64)
     alternatives: tuple[VariantOption, ...] = Field(default=(), max_length=16)
     shape: ModelShape | None = None
 

@@ -115,7 +115,7 @@ class ActivationWorld:
         monkeypatch.setattr(runtime_ops, "local_runtime", lambda _context, _init: self.runtime)
         monkeypatch.setattr(runtime_ops, "host_facts", self._facts)
         monkeypatch.setattr(runtime_ops, "ensure_users", lambda: None)
-        monkeypatch.setattr(runtime_ops, "install_launcher", lambda _paths, _version, _config: False)
+        monkeypatch.setattr(runtime_ops, "install_launcher", lambda *_: False)
         monkeypatch.setattr(runtime_ops, "launcher_files", lambda _paths: ())
         monkeypatch.setattr(running, "find_users", lambda: None)
         monkeypatch.setattr(runtime_ops, "refuse_taken_ports", lambda _config, _ours: None)

@@ -23,6 +23,7 @@ from sbctl.node.paths import NodePaths
 from sbctl.runtime.cluster.node import ClusterNode, Host
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.generation import Generation
+from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.metrics import RuntimeMetrics
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.room import Budget
@@ -113,7 +114,7 @@ class SimNode:
             Drain(paths),
             RuntimeMetrics(),
             Budget(8 * GIB),
-            (),
+            HostDevices({}),
             self.clock,  # type: ignore[arg-type]
         )
         self.node = _Node(host, config, connect=lambda _host, _config: world.connection(self.name, roles))

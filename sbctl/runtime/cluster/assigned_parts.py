@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
-from sbctl.node.cluster_documents import AssignedDeployment
-from sbctl.runtime.generation import AssignedAs
+from sbctl.node.cluster_documents import AssignedDeployment, AssignmentDocument
+from sbctl.runtime.host_devices import HostDevices
+from sbctl.runtime.staying import AssignedAs
 from sbctl.trust.bundle import BundleContent
 
-__all__ = ["assigned_as", "reason_of", "wish_of", "without_deployments"]
+__all__ = ["assigned_as", "drain_seconds", "reason_of", "wish_of", "without_deployments"]
 
 
-def assigned_as(parts: Iterable[AssignedDeployment]) -> AssignedAs:
-    """By what is to start, else by what is to be kept."""
+def assigned_as(parts: Iterable[AssignedDeployment], devices: HostDevices) -> AssignedAs:
+    """By what is to start, on the devices that it says; else by what is to be kept, which stays wherever it lies."""
     several = tuple(parts)
-    chosen = [part for part in several if part.phase == "start"] or [part for part in several if part.phase == "retain"]
-    slots = tuple(replica.slot for part in chosen for replica in part.replicas)
-    return AssignedAs(chosen[0].generation, slots or (0,))
+    starts = [part for part in several if part.phase == "start"]
+    chosen = starts or [part for part in several if part.phase == "retain"]
+    replicas = [replica for part in chosen for replica in part.replicas]
+    known = devices.by_number()
+    given = tuple(tuple(known[n].device_id for n in replica.devices if n in known) for replica in replicas)
+    slots = tuple(replica.slot for replica in replicas)
+    return AssignedAs(chosen[0].generation, slots or (0,), given if starts else ())
+
+
+def drain_seconds(document: AssignmentDocument, now: datetime) -> dict[str, float]:
+    """How long what is given up may finish, by the deadlines of the assignment."""
+    now_ms = int(now.timestamp() * 1000)
+    deadlines = {
+        name: [part.handoff_deadline_unix_ms for part in parts if part.phase == "drain"]
+        for name, parts in document.deployments.items()
+    }
+    return {
+        name: max(0.0, (max(known) - now_ms) / 1000)
+        for name, found in deadlines.items()
+        if (known := [each for each in found if each is not None])
+    }
 
 
 def wish_of(parts: Iterable[AssignedDeployment]) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -54,6 +54,7 @@ from sbctl.runtime.drain import Drain
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.gateway.fallback import Externals
 from sbctl.runtime.gateway.ports import Keys
+from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.log import get_log
 from sbctl.runtime.metrics import RuntimeMetrics
@@ -93,7 +94,7 @@ class Host:
     drain: Drain
     metrics: RuntimeMetrics
     budget: Budget
-    gpus: tuple[Mapping[str, object], ...]
+    devices: HostDevices
     clock: Clock
     events: EventSink = NO_EVENTS
 
@@ -182,12 +183,13 @@ class ClusterNode:
             clock=self._clock,
             changed=self._changed,
             state=host.settings.paths.state,
+            devices=lambda: self.reporter.devices,
         )
-        reporter = Reporter(
+        self.reporter = reporter = Reporter(
             host.reconciler,
             host.drain,
             budget=host.budget,
-            gpus=host.gpus,
+            devices=host.devices,
             cache=host.settings.cache_directory,
             engines=host.settings.paths.engines,
             plane_is_ready=self.plane_is_ready,

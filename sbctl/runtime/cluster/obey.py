@@ -22,17 +22,20 @@ from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.node.cluster_documents import AssignmentDocument, AssignmentMark
 from sbctl.runtime.assigned import write_assigned
-from sbctl.runtime.cluster.assigned_parts import assigned_as, reason_of, wish_of, without_deployments
+from sbctl.runtime.cluster.assigned_devices import refused_devices
+from sbctl.runtime.cluster.assigned_parts import assigned_as, drain_seconds, reason_of, wish_of, without_deployments
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.cluster.kept_documents import assignment_of
 from sbctl.runtime.cluster.pending import Pending
 from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Resync, node_token
-from sbctl.runtime.generation import AssignedAs, Generation
+from sbctl.runtime.generation import Generation
+from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.log import get_log
 from sbctl.runtime.peer.worker import other_generation
 from sbctl.runtime.reconcile import Assigned
+from sbctl.runtime.staying import AssignedAs
 from sbctl.trust.bundle import BundleContent, DeploymentMember, member_digest
 from sbctl.trust.cluster_bundle import NodeContent, node_content, replica_digest
 from sbctl.trust.cluster_fences import LeaseFence, admit_assignment
@@ -88,6 +91,7 @@ class Obedience:
         clock: Clock,
         changed: Callable[[], None],
         state: Path,
+        devices: Callable[[], HostDevices],
     ) -> None:
         self._node_id = node_id
         self._is_worker = is_worker
@@ -100,11 +104,14 @@ class Obedience:
         self._clock = clock
         self._changed = changed
         self._state = state
+        self._devices = devices
         self._wake = asyncio.Event()
         self._offered: str | None = None
         self._current: _Obeyed | None = self._kept()
         self._committed: AssignmentDocument | None = None if self._current is None else self._current.document
         self._applied: BundleContent | None = None
+        self._told: Mapping[str, AssignedAs] = {}
+        """How what runs was named to the reconciler."""
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._fetched: set[str] = set()
         self._failed: dict[str, _Failure] = {}
@@ -131,9 +138,11 @@ class Obedience:
         if self._current is None or held is None:
             return None
         projected = self._projected(self._current.document)
-        self._applied = projected.content
-        self._fetched = {member_digest(member) for member in projected.content.deployments.values()}
-        return Assigned(projected.content, self._names(self._current.document, projected.content.deployments))
+        members = {name: one for name, one in projected.content.deployments.items() if name not in projected.refused}
+        self._applied = content = projected.content.model_copy(update={"deployments": members})
+        self._fetched = {member_digest(member) for member in members.values()}
+        self._told = self._names(self._current.document, members)
+        return Assigned(content, self._told)
 
     # What others read
 
@@ -291,22 +300,26 @@ class Obedience:
         held = self._desired.held
         assert held is not None
         running = {name: generation.member for name, generation in self._runs.generations.items()}
-        return node_content(held.payload.content, document, held=self._fences.remembered(), running=running)
+        found = node_content(held.payload.content, document, held=self._fences.remembered(), running=running)
+        members = {name: one for name, one in found.content.deployments.items() if name not in found.refused}
+        beside = refused_devices(document.deployments, members, self._devices())
+        return replace(found, refused={**found.refused, **beside})
 
     async def _carry_out(self, current: _Obeyed) -> float | None:
         projected = await asyncio.to_thread(self._projected, current.document)
         names = self._names(current.document, projected.content.deployments)
         self._forget_others(projected)
         while True:
-            content, waiting = self._possible(projected)
+            content, waiting = self._possible(projected, names)
             self._pending = tuple(self._waiting(waiting, projected, names))
-            if content == self._applied and current.fence is None:
-                return self._next_try_s()
             told = {
                 name: called for name, called in names.items() if name in content.deployments and name not in waiting
             }
+            if content == self._applied and told == self._told and current.fence is None:
+                return self._next_try_s()
             try:
-                await self._commit(current, Assigned(content, told, self._drain_s(current.document), self._again))
+                drain_s = drain_seconds(current.document, self._clock.now())
+                await self._commit(current, Assigned(content, told, drain_s, self._again))
             except SbctlError as error:
                 name = str(error.detail.get("deployment", ""))
                 if name not in told:
@@ -328,13 +341,15 @@ class Obedience:
             self._fetching.pop(digest).cancel()
         self._fetched &= digests
 
-    def _possible(self, projected: NodeContent) -> tuple[BundleContent, frozenset[str]]:
+    def _possible(
+        self, projected: NodeContent, names: Mapping[str, AssignedAs]
+    ) -> tuple[BundleContent, frozenset[str]]:
         """What can run now, and what waits for its weights or its next try; that stays as it runs."""
         members: dict[str, DeploymentMember] = {}
         waiting = set()
         for name, member in projected.content.deployments.items():
             running = self._runs.generations.get(name)
-            is_same = running is not None and running.digest == member_digest(member)
+            is_same = running is not None and running.runs(member, names[name])
             if name not in projected.refused and (is_same or (self._may_try(name) and self._is_fetched(name, member))):
                 members[name] = member
                 continue
@@ -369,7 +384,7 @@ class Obedience:
                 self._current = replace(current, fence=None, text=None)
 
         await self._runs.apply_assigned(assigned, commit)
-        self._applied = assigned.content
+        self._applied, self._told = assigned.content, assigned.names
         self._changed()
 
     def _note_weights(self, members: Mapping[str, DeploymentMember]) -> None:
@@ -379,21 +394,10 @@ class Obedience:
         except SbctlError as error:
             self._log.warning("which weights are needed was not written", reason=error.message)
 
-    def _drain_s(self, document: AssignmentDocument) -> dict[str, float]:
-        """How long what is given up may finish, by the deadlines of the assignment."""
-        now_ms = int(self._clock.now().timestamp() * 1000)
-        deadlines = {
-            name: [part.handoff_deadline_unix_ms for part in parts if part.phase == "drain"]
-            for name, parts in document.deployments.items()
-        }
-        return {
-            name: max(0.0, (max(known) - now_ms) / 1000)
-            for name, found in deadlines.items()
-            if (known := [each for each in found if each is not None])
-        }
-
     def _names(self, document: AssignmentDocument, members: Mapping[str, DeploymentMember]) -> dict[str, AssignedAs]:
-        return {name: assigned_as(document.deployments[name]) for name in members if name in document.deployments}
+        devices = self._devices()
+        parts = document.deployments
+        return {name: assigned_as(parts[name], devices) for name in members if name in parts}
 
     def _is_ready(self) -> bool:
         """Whether all that was assigned runs, warm where it should be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sbctl.base.errors import SbctlError
-from sbctl.runtime.generation import AssignedAs
+from sbctl.runtime.staying import AssignedAs
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Pending"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.errors import ArtifactError
-from sbctl.engines.detect import find_llama_server, installed_engines
+from sbctl.engines.detect import ArchiveRecord, find_llama_server, installed_engines
+from sbctl.engines.memory import usable_device_bytes
 from sbctl.node.cluster_documents import (
     AcceleratorName,
     ArtifactReport,
@@ -31,6 +32,7 @@ from sbctl.runtime.cluster.assigned_parts import reason_of
 from sbctl.runtime.cluster.pending import Pending
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.generation import Generation
+from sbctl.runtime.host_devices import HostDevice, HostDevices
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.room import Budget
@@ -41,6 +43,7 @@ __all__ = ["NodeReport", "Obeying", "Reporter", "watch_replicas"]
 
 _ARTIFACTS_MAX: Final = 512
 _REPLICAS_MAX: Final = 1024
+_DEVICES_MAX: Final = 64
 _DISK_LOOK_S: Final = 30.0
 _LOOK_S: Final = 0.1
 
@@ -69,7 +72,7 @@ class NodeReport:
 
 
 class Reporter:
-    """`gpus`: as the driver told them at the start, by the facts that do not change. `plane_is_ready`: whether gateways get in."""
+    """`devices`: as they were seen at the start. `plane_is_ready`: whether gateways get in; `changed`: a device is another than before."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Reporter:
         drain: Drain,
         *,
         budget: Budget,
-        gpus: Iterable[Mapping[str, object]],
+        devices: HostDevices,
         cache: Path,
         engines: Path,
         plane_is_ready: Callable[[], bool],
@@ -89,15 +92,9 @@ class Reporter:
         self._engines_directory = engines
         self._plane_is_ready = plane_is_ready
         self._obeying = obeying
-        known = tuple(gpus)
-        self._devices = tuple(_devices(known))
-        self._indexes = {str(gpu.get("uuid", "")): position for position, gpu in enumerate(known)}
-        self._capacity = CapacityReport(
-            memory_bytes=budget.host_bytes or 0,
-            device_memory_bytes=sum(device.total_memory_bytes for device in self._devices),
-            cpu_count=os.cpu_count() or 0,
-            max_engines=budget.engines,
-        )
+        self.devices = devices
+        """As they were seen last."""
+        self._budget = budget
         self._artifacts: tuple[ArtifactReport, ...] = ()
         self._builds: tuple[EngineReport, ...] = ()
         self._looked_s: float | None = None
@@ -108,12 +105,12 @@ class Reporter:
         is_due = self._looked_s is None or loop.time() - self._looked_s >= _DISK_LOOK_S
         if is_due or self._revision != self._reconciler.revision:
             self._looked_s, self._revision = loop.time(), self._reconciler.revision
-            self._artifacts, self._builds = await asyncio.to_thread(self._look)
+            self._artifacts, self._builds, self.devices = await asyncio.to_thread(self._look)
         return NodeReport(
             health=self._health(),
-            capacity=self._capacity,
+            capacity=self._capacity(),
             engines=self._builds,
-            devices=self._devices,
+            devices=tuple(map(_device, self.devices.devices[:_DEVICES_MAX])),
             artifacts=self._artifacts,
             replicas=tuple(self._replicas())[:_REPLICAS_MAX],
             assignment=None if self._obeying is None else self._obeying.mark(),
@@ -122,6 +119,15 @@ class Reporter:
     def look_again(self) -> None:
         """Something on the disk is another: weights came."""
         self._looked_s = None
+
+    def _capacity(self) -> CapacityReport:
+        total = (gpu.get("memory_total_bytes") for gpu in self.devices.usable)
+        return CapacityReport(
+            memory_bytes=self._budget.host_bytes or 0,
+            device_memory_bytes=sum(size for size in total if isinstance(size, int)),
+            cpu_count=os.cpu_count() or 0,
+            max_engines=self._budget.engines,
+        )
 
     def _health(self) -> HealthReport:
         draining = self._drain.is_on
@@ -140,17 +146,20 @@ class Reporter:
     def _replicas(self) -> Iterable[ReplicaReport]:
         shown: set[tuple[str, int, int | None]] = set()
         reconciler = self._reconciler
-        for generation in (*reconciler.generations.values(), *reconciler.staged.values(), *reconciler.leaving):
-            for index, replica in enumerate(generation.replicas):
-                report = _replica(generation, index, replica, self._indexes)
-                # Two processes of one replica are told as the one that serves; a successor on this node has a number of its own.
-                if report.state == "ready" and reconciler.staged.get(generation.deployment) is generation:
-                    # It serves nobody before all of its generation is ready, and may never do.
-                    report = report.model_copy(update={"state": "preparing"})
-                key = report.deployment, report.deployment_generation, report.slot
-                if key not in shown:
-                    shown.add(key)
-                    yield report
+        for generation, replica in (
+            *((each, replica) for each in reconciler.generations.values() for replica in each.own),
+            *((each, replica) for each in reconciler.staged.values() for replica in each.fresh),
+            *((each, replica) for each in reconciler.leaving for replica in each.own),
+        ):
+            report = _replica(generation, replica)
+            # Two processes of one replica are told as the one that serves; a successor on this node has a number of its own.
+            if report.state == "ready" and reconciler.staged.get(generation.deployment) is generation:
+                # It serves nobody before all of its generation is ready, and may never do.
+                report = report.model_copy(update={"state": "preparing"})
+            key = report.deployment, report.deployment_generation, report.slot
+            if key not in shown:
+                shown.add(key)
+                yield report
         for pending in () if self._obeying is None else self._obeying.pending():
             for slot in pending.assigned.slots:
                 if (pending.deployment, pending.assigned.generation, slot) not in shown:
@@ -158,8 +167,8 @@ class Reporter:
 
     # The disk
 
-    def _look(self) -> tuple[tuple[ArtifactReport, ...], tuple[EngineReport, ...]]:
-        return tuple(self._found_artifacts()), tuple(self._found_builds())
+    def _look(self) -> tuple[tuple[ArtifactReport, ...], tuple[EngineReport, ...], HostDevices]:
+        return tuple(self._found_artifacts()), tuple(self._found_builds()), self.devices.look()
 
     def _found_artifacts(self) -> Iterable[ArtifactReport]:
         entries = sorted(self._cache.entries(), key=lambda entry: (entry.state != "ready", entry.artifact))
@@ -183,8 +192,13 @@ class Reporter:
     def _found_builds(self) -> Iterable[EngineReport]:
         """Builds of ours by their version; a program that the bundle names by its path may be anywhere, so any host offers to look for it."""
         for record in installed_engines(self._engines_directory):
+            archive = record if isinstance(record, ArchiveRecord) else None
             yield EngineReport(
-                engine="llama_cpp", launch=record.launch, version=record.version, availability="available"
+                engine="llama_cpp",
+                launch=record.launch,
+                version=record.version if archive is None else archive.tag,
+                availability="available",
+                accelerators=() if archive is None else (archive.acceleration,),
             )
         found = find_llama_server(os.environ.get("PATH", ""))
         yield EngineReport(
@@ -195,30 +209,32 @@ class Reporter:
         )
 
 
-def _devices(gpus: Iterable[Mapping[str, object]]) -> Iterable[DeviceReport]:
-    for position, gpu in enumerate(gpus):
-        total = gpu.get("memory_total_bytes")
-        free = gpu.get("memory_free_bytes")
-        accelerator: AcceleratorName = "cuda"
-        yield DeviceReport(
-            index=position,
-            vendor="nvidia",
-            accelerator=accelerator,
-            name=str(gpu.get("name", ""))[:128],
-            total_memory_bytes=total if isinstance(total, int) else 0,
-            available_memory_bytes=free if isinstance(free, int) else 0,
-        )
+def _device(device: HostDevice) -> DeviceReport:
+    total, free = (device.gpu.get(f"memory_{which}_bytes") for which in ("total", "free"))
+    accelerator: AcceleratorName = "cuda"
+    capability = device.gpu.get("compute_capability")
+    return DeviceReport(
+        index=device.number,
+        vendor="nvidia",
+        accelerator=accelerator,
+        name=str(device.gpu.get("name", ""))[:128],
+        total_memory_bytes=total if isinstance(total, int) else 0,
+        usable_memory_bytes=usable_device_bytes((device.gpu,)),
+        available_memory_bytes=free if isinstance(free, int) else 0,
+        compute_capability=None if capability is None else str(capability)[:16],
+        withheld=device.withheld or None,
+    )
 
 
-def _replica(generation: Generation, index: int, replica: Replica, devices: Mapping[str, int]) -> ReplicaReport:
+def _replica(generation: Generation, replica: Replica) -> ReplicaReport:
     assigned, member = generation.assigned, generation.member
-    used = () if replica.launched is None else replica.launched.spec.devices
+    index = generation.replicas.index(replica)
     return ReplicaReport(
         deployment=generation.deployment,
         deployment_generation=generation.number if assigned is None else assigned.generation,
         slot=assigned.slots[index] if assigned is not None and index < len(assigned.slots) else None,
         state=replica.phase.value,
-        selected_devices=tuple(sorted(devices[name] for name in used if name in devices)),
+        selected_devices=generation.selected_devices(replica),
         active_requests=replica.gate.active,
         queue_depth=replica.gate.queued,
         reason_code=None if replica.error is None else reason_of(replica.error.code),

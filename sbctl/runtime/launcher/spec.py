@@ -27,6 +27,7 @@ UNIT_RE: Final = re.compile(
 _WORD: Final = re.compile(r"[A-Za-z0-9_./@:+,=-]{1,4096}")
 """Nothing that systemd, a shell or a line of a unit reads as anything but itself: no space, %, $, quote, backslash or control character."""
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
+_DEVICE: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 _KEYS: Final = frozenset(
     {"deployment", "generation", "replica", "token", "argv", "env", "unix_path", "port", "memory_bytes"}
 )
@@ -96,13 +97,15 @@ def read_spec(document: object, site: Site, *, sockets: Path = ENGINE_SOCKETS, o
     bound = Bound(deployment, unix_path, port, site.weights)
     if (problem := refused_argument(flags, bound)) is not None:
         raise _refused("argv", problem)
+    env = _environment(document["env"], home, owner)
+    _check_devices(env.get("CUDA_VISIBLE_DEVICES"), flags)
     return EngineSpec(
         deployment,
         _whole(document, "generation", 0, 10**10 - 1),
         _whole(document, "replica", 0, 10**6),
         token,
         argv,
-        _environment(document["env"], home, owner),
+        env,
         unix_path,
         port,
         _ceiling(document, machine_bytes()),
@@ -179,6 +182,18 @@ def _environment(value: object, home: Path | None, owner: int) -> dict[str, str]
             if not directory.startswith("/") or why_untrusted(Path(directory), owner=owner, is_directory=True):
                 raise _refused("env", f"{directory[:128]} of LD_LIBRARY_PATH can be written by others")
     return {**given, **_FIXED}
+
+
+def _check_devices(given: str | None, flags: tuple[str, ...]) -> None:
+    """By their ids alone, each once; as many as the model is split over."""
+    if given is None:
+        return
+    devices = given.split(",")
+    if not all(_DEVICE.fullmatch(device) for device in devices) or len(set(devices)) != len(devices):
+        raise _refused("env", "CUDA_VISIBLE_DEVICES lists devices by their ids (GPU-…), each once")
+    parts = flags[flags.index("--tensor-split") + 1].count(",") + 1 if "--tensor-split" in flags else 1
+    if parts != len(devices):
+        raise _refused("env", f"CUDA_VISIBLE_DEVICES lists {len(devices)} devices, and the model is split over {parts}")
 
 
 def _words(value: object, field: str, *, least: int = 1) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
 from sbctl.node.messages import BundleApply, DeploymentAction
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
-from sbctl.runtime.nodeops.launcher_units import allow_programs
+from sbctl.runtime.nodeops.launcher_units import SERVICE_PATH, allow_programs
 from sbctl.runtime.nodeops.snapshot import stored_config
 from sbctl.trust.envelope import unverified_payload
 from sbctl.trust.verifier import parse_bundle
@@ -27,8 +27,6 @@ __all__ = ["act_in_cluster", "act_on_deployment", "apply_bundle", "clear_bundle"
 _SILENCE_S: Final = 60.0
 """The runtime says something every few seconds while it works."""
 _LONG_S: Final = 900.0
-_SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of the runtime's unit."""
 
 
 def apply_bundle(context: NodeContext, params: BundleApply) -> dict[str, Any]:
@@ -52,7 +50,7 @@ def _programs(envelope: str) -> frozenset[Path]:
     except InputError:
         return frozenset()
     policies = [member.engine for member in members if member.engine.launch == "binary"]
-    found = (Path(policy.path) if policy.path else find_llama_server(_SEARCH_PATH) for policy in policies)
+    found = (Path(policy.path) if policy.path else find_llama_server(SERVICE_PATH) for policy in policies)
     return frozenset(program for program in found if program is not None)
 
 

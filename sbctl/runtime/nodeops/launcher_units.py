@@ -18,6 +18,7 @@ from sbctl.base import fs
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import HostError, InputError
 from sbctl.base.resources import data_path
+from sbctl.engines.detect import PROGRAM_NAME, find_llama_server
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 from sbctl.runtime.launcher.site import (
@@ -37,6 +38,7 @@ from sbctl.runtime.nodeops.users import RUNTIME_USER
 __all__ = [
     "LAUNCHER_SERVICE",
     "LAUNCHER_SOCKET",
+    "SERVICE_PATH",
     "allow_programs",
     "install_launcher",
     "launcher_files",
@@ -47,6 +49,8 @@ __all__ = [
 LAUNCHER_SOCKET: Final = "sbctl-launcher.socket"
 LAUNCHER_SERVICE: Final = "sbctl-launcher.service"
 _UNITS: Final = Path("/etc/systemd/system")
+SERVICE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of the runtime's unit."""
 _QUICK_S: Final = 30.0
 _STOP_S: Final = 120.0
 
@@ -77,8 +81,11 @@ def launcher_files(paths: NodePaths) -> tuple[Path, ...]:
     return (_UNITS / LAUNCHER_SOCKET, _UNITS / LAUNCHER_SERVICE, paths.etc / SITE_FILE)
 
 
-def install_launcher(paths: NodePaths, version_directory: Path, config: RuntimeConfig) -> bool:
-    """Make the launcher of this version listen; True when something had to change. Engines that run are not touched.
+def install_launcher(
+    paths: NodePaths, version_directory: Path, config: RuntimeConfig, former: RuntimeConfig | None
+) -> bool:
+    """Make the launcher of this version listen; True when something had to change. Engines that run are not touched. `former`: the
+    configuration until now.
 
     Call after `ensure_users`, before the runtime starts. Raises HostError `runtime.unit_invalid`, `host.systemctl_failed`, SbctlError `disk.*`.
     """
@@ -86,7 +93,7 @@ def install_launcher(paths: NodePaths, version_directory: Path, config: RuntimeC
     known = _known_site(paths)
     document = site_document(
         weights=[cache],
-        programs=() if known is None else known.programs,
+        programs=_listed(() if known is None else known.programs, config, former),
         engines=paths.engines,
         away_s=AWAY_S if known is None else known.away_s,
     )
@@ -106,6 +113,22 @@ def install_launcher(paths: NodePaths, version_directory: Path, config: RuntimeC
     if changed or changed_units:
         _must("try-restart", LAUNCHER_SERVICE)
     return changed or bool(changed_units) or not listening
+
+
+def _listed(known: Collection[Path], config: RuntimeConfig, former: RuntimeConfig | None) -> frozenset[Path]:
+    """On a worker of a cluster what its configuration names, and what the one before it did, since that runs until the cluster says
+    otherwise. On any other host the bundle decides."""
+    if config.cluster is None or "worker" not in config.cluster.roles:
+        return frozenset(known)
+    if former is None or former.cluster is None:
+        return frozenset(known) | _named(config)
+    return (frozenset(known) & _named(former)) | _named(config)
+
+
+def _named(config: RuntimeConfig) -> frozenset[Path]:
+    named = () if config.cluster is None else config.cluster.programs
+    found = (Path(name) if name != PROGRAM_NAME else find_llama_server(SERVICE_PATH) for name in named)
+    return frozenset(program for program in found if program is not None)
 
 
 def allow_programs(paths: NodePaths, programs: Collection[Path], *, keep: bool) -> None:

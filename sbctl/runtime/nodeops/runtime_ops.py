@@ -351,6 +351,7 @@ def _switch(
     keeps_former: bool,
 ) -> Mapping[str, Any]:
     paths, wanted = context.paths, prepared.wanted
+    former, _ = stored_config(paths)
     for directory in (paths.secrets, paths.state):
         fs.ensure_directory(directory, mode=0o700)
     for path, data in prepared.files.items():
@@ -360,7 +361,7 @@ def _switch(
     fs.ensure_directory(cache, mode=0o755)
     runtime.give_files(cache)
     if runtime.has_accounts:
-        install_launcher(paths, paths.version(wanted.version), prepared.config)
+        install_launcher(paths, paths.version(wanted.version), prepared.config, former)
     if runtime.systemd is not None:
         runtime.systemd.install(prepared.units)
     if link_version(paths.current) != wanted.version:

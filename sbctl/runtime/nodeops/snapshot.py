@@ -26,6 +26,7 @@ from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
 from sbctl.node.snapshot import BundleState, ClusterState, DeploymentState, NodeSnapshot
 from sbctl.node.store_server import PROGRAM_NAME
+from sbctl.runtime.host_devices import named_gpus
 from sbctl.runtime.nodeops.context import NodeContext
 from sbctl.runtime.nodeops.control_client import ControlClient
 from sbctl.runtime.nodeops.programs import SYSTEM_PATH
@@ -48,16 +49,17 @@ def host_facts(context: NodeContext) -> dict[str, Any]:
         facts = gather(context.environ, context.uid)
     except FactsError as error:
         raise HostError(error.code, error.message, place=error.place, next_step=error.next_step) from error
-    facts["host"].update(_devices())
+    facts["host"].update(_devices(context.paths))
     return facts
 
 
-def _devices() -> dict[str, Any]:
-    """What the driver's own library tells, over what files told."""
+def _devices(paths: NodePaths) -> dict[str, Any]:
+    """What the driver's own library tells, over what files told; with the numbers that the runtime gives devices, and what it withholds."""
     devices = nvidia_devices()
     told: dict[str, Any] = {"gpu_problem": devices.problem, "cuda": devices.cuda or ""}
     if devices.gpus:
-        told["gpus"] = devices.gpus
+        config, _ = stored_config(paths)
+        told["gpus"] = named_gpus(paths.state, devices.gpus, () if config is None else config.excluded_devices)
     return {**told, "nvidia_driver": devices.driver} if devices.driver else told
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from sbctl.base.errors import RefusedError
-from sbctl.runtime.generation import AssignedAs
 from sbctl.runtime.peer.assigned import RuntimeAssigned
+from sbctl.runtime.staying import AssignedAs
 
 
 @pytest.mark.parametrize(

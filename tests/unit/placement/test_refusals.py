@@ -97,8 +97,8 @@ def test_a_node_is_refused_by_name_and_number(
     reason: RefusalReason, node: Node, demand: DeploymentDemand, loss: Loss | None, text: str
 ) -> None:
     fleet = Fleet(ClusterView({"n": node}), {"n": loss} if loss else {})
-    assert {name: refusal.reason for name, refusal in refusals(fleet, demand).items()} == {"n": reason}
-    assert refusal_text(refusals(fleet, demand)["n"]) == text
+    assert {name: refusal.reason for name, refusal in refusals(fleet, demand, ()).items()} == {"n": reason}
+    assert refusal_text(refusals(fleet, demand, ())["n"]) == text
     assert not any(
         fleet.room.devices_for("n", way, warm=demand.warm) is not None
         for way in demand.ways
@@ -146,7 +146,7 @@ def test_what_is_loaded_on_demand_takes_turns_beside_what_is_warm() -> None:
 def test_a_vulkan_build_runs_on_any_device(accelerator: str, runs: bool) -> None:
     node = replace(GPU, engines=(EngineOffer("llama_cpp"),))
     demand = _way(demand_of("a", gib=4, devices=1), accelerator=accelerator)
-    assert (refusals(Fleet(ClusterView({"n": node}), {}), demand) == {}) is runs
+    assert (refusals(Fleet(ClusterView({"n": node}), {}), demand, ()) == {}) is runs
 
 
 def test_every_reason_has_a_case() -> None:
@@ -156,7 +156,7 @@ def test_every_reason_has_a_case() -> None:
 def test_the_way_that_got_furthest_is_told() -> None:
     ways = (*ON_GPU.ways, replace(SMALL.ways[0], variant="small", engine_version="b1"))
     fleet = Fleet(ClusterView({"n": CPU}), {})
-    assert refusals(fleet, replace(SMALL, ways=ways))["n"].variant == "small"
+    assert refusals(fleet, replace(SMALL, ways=ways), ())["n"].variant == "small"
 
 
 def test_a_manual_pull_goes_where_all_its_weights_are() -> None:
@@ -186,7 +186,7 @@ def test_a_manual_pull_goes_where_all_its_weights_are() -> None:
 def test_an_engine_is_the_one_that_is_wanted(offer: EngineOffer, version: str | None, runs: bool) -> None:
     node = replace(CPU, engines=(offer,))
     demand = _way(SMALL, engine_version=version, launch="binary")
-    assert (refusals(Fleet(ClusterView({"n": node}), {}), demand) == {}) is runs
+    assert (refusals(Fleet(ClusterView({"n": node}), {}), demand, ()) == {}) is runs
 
 
 def test_explain_lists_every_node_best_first() -> None:

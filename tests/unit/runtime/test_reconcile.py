@@ -158,7 +158,7 @@ def test_a_commit_that_the_disk_refuses_leaves_the_old_serving(
         ({"max_concurrency": 3}, False),
         ({"context_length": 256}, False),
         ({"threads": 2}, False),
-        ({"replicas": 2}, False),
+        ({"tensor_parallel": 2}, False),
         ({"extra_args": ("--mlock",)}, False),
         ({"program": "/engine2"}, False),
     ],

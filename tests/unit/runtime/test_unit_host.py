@@ -86,7 +86,8 @@ async def test_an_engine_has_its_ceiling_and_its_devices_and_keeps_them_when_wha
     async with life(node) as second:
         await second.adopt()
         assert second.adopted_devices(("chat", 0)) == ("gpu-1",)
-        assert second.adopted_devices(("chat", 1)) is None
+        assert second.adopted_devices(("chat", 1)) == ("gpu-1",), "its replicas are alike"
+        assert second.adopted_devices(("other", 0)) is None
         again = await second.start(replace(node.spec(second), memory_max_bytes=2**29), LABEL)
         assert len(node.there.world.specs) == 1
         assert await again.memory() is None, "its pid is no process of this machine"

@@ -98,7 +98,7 @@ def test_another_variant_is_the_same_deployment_with_its_own_weights_context_and
         pytest.param({"replicas": 9}, True, id="how many"),
         pytest.param({"required_labels": {"zone": "b"}}, True, id="where"),
         pytest.param({"spread_by": ()}, True, id="how spread"),
-        pytest.param({"tensor_parallel": 2}, True, id="over how many devices"),
+        pytest.param({"tensor_parallel": 2}, False, id="over how many devices"),
         pytest.param({"max_concurrency": 8}, False, id="how it runs"),
         pytest.param({"alternatives": (option("q8_0"),)}, False, id="as what else it may run"),
     ],
