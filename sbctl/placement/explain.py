@@ -105,7 +105,7 @@ def refusal_text(refusal: Refusal) -> str:
     variant = f"{refusal.variant}: " if refusal.variant else ""
     return (
         variant + _WORDS[refusal.reason].format(**_worded(facts))
-        if refusal.reason in _WORDS
+        if refusal.reason in _WORDS and "all_devices" not in facts
         else variant + _by_facts(refusal, facts)
     )
 
@@ -129,6 +129,8 @@ _WORDS: Final = {
 def _by_facts(refusal: Refusal, facts: dict[str, Fact]) -> str:
     if refusal.reason == "node_draining":
         return "is being evacuated" if facts.get("by") == "evacuate" else "is out of service for a change"
+    if "all_devices" in facts:
+        return f"takes all {facts['all_devices']} devices of the node, and lies on {facts['needed_devices']}"
     if "short_devices" in facts:
         return f"has {facts['has_devices']} devices that are alike and large enough, needs {facts['needed_devices']}"
     if "short_engines" in facts:

@@ -16,7 +16,7 @@ from sbctl.runtime.store import RuntimeStore
 from sbctl.trust.bundle import BundleContent, DeploymentMember
 from sbctl.trust.verifier import VerifiedBundle
 
-__all__ = ["Change", "DeploymentsOwner"]
+__all__ = ["Change", "DeploymentsOwner", "revision_conflict"]
 
 Change = Callable[[BundleContent, Callable[[], Awaitable[None]]], Awaitable[dict[str, Any]]]
 """Makes a content run; its commit is the second argument."""
@@ -111,4 +111,14 @@ def _not_running(stored: DeploymentsRevision, cause: SbctlError) -> SbctlError:
             "revision": stored.revision,
             "content_digest": stored.content_digest,
         },
+    )
+
+
+def revision_conflict(expected: int | None, actual: int | None) -> RefusedError:
+    """Of a bundle that was made for another revision than the host is at."""
+    return RefusedError(
+        "bundle.revision_conflict",
+        f"the runtime is at revision {actual or 'none'}, the bundle was made for {expected or 'none'}",
+        next_step="plan again: somebody applied in between",
+        detail={"expected_revision": expected, "actual_revision": actual},
     )

@@ -19,7 +19,7 @@ from sbctl.base.suggest import did_you_mean
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import BundleState, DeploymentState
 from sbctl.runtime.bringing_back import bring_back, keep, take_over
-from sbctl.runtime.deployments_owner import DeploymentsOwner
+from sbctl.runtime.deployments_owner import DeploymentsOwner, revision_conflict
 from sbctl.runtime.deployments_revision import DeploymentsRevision
 from sbctl.runtime.engine_host import Slot
 from sbctl.runtime.generation import Generation
@@ -314,7 +314,7 @@ class Reconciler:
         else:
             actual = None if current is None else current.payload.revision
             if expected_revision != actual:
-                raise _conflict(expected_revision, actual)
+                raise revision_conflict(expected_revision, actual)
 
             async def durable() -> None:
                 await self._owner.accept(verified, envelope)
@@ -447,12 +447,3 @@ class Reconciler:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         keep(self._background, (asyncio.create_task(work),))
-
-
-def _conflict(expected: int | None, actual: int | None) -> RefusedError:
-    return RefusedError(
-        "bundle.revision_conflict",
-        f"the runtime is at revision {actual or 'none'}, the bundle was made for {expected or 'none'}",
-        next_step="plan again: somebody applied in between",
-        detail={"expected_revision": expected, "actual_revision": actual},
-    )

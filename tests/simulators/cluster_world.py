@@ -114,7 +114,7 @@ class SimNode:
             Drain(paths),
             RuntimeMetrics(),
             Budget(8 * GIB),
-            HostDevices({}),
+            world.devices.get(self.name, HostDevices({})),
             self.clock,  # type: ignore[arg-type]
         )
         self.node = _Node(host, config, connect=lambda _host, _config: world.connection(self.name, roles))
@@ -159,6 +159,8 @@ class ClusterWorld:
         self.store = MemoryCluster(clock=self.clock)
         self.kits: dict[str, NodeKit] = {}
         self.nodes: dict[str, SimNode] = {}
+        self.devices: dict[str, HostDevices] = {}
+        """Of nodes that have some."""
 
     def paths(self, name: str) -> NodePaths:
         prefix = self.folder / name

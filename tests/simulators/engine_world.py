@@ -189,7 +189,8 @@ class EngineWorld:
     def ports(self, *, max_engines: int | None = None, memory_bytes: int | None = None, **times: float) -> ReplicaPorts:
         launch = LaunchPorts(self, self, WatchTimes(**times), self._connect, self._await_ready)  # type: ignore[arg-type]
         budget = Budget(memory_bytes, self.budget_devices, max_engines)
-        return ReplicaPorts(launch, Residency(budget, self.free), chance=lambda: 0.0)
+        numbers = {device: number for number, device in enumerate(self.budget_devices)}
+        return ReplicaPorts(launch, Residency(budget, self.free), chance=lambda: 0.0, device_numbers=numbers)
 
     # EngineHost
 

@@ -1,5 +1,6 @@
 /* A stand-in for libnvidia-ml.so.1, as far as sbctl.node.devices asks it.
-   STAND_IN_DEVICES: how many devices; STAND_IN_FAILS: what nvmlInit returns; STAND_IN_SILENT: devices tell their name only. */
+   STAND_IN_DEVICES: how many devices; STAND_IN_FAILS: what nvmlInit returns; STAND_IN_SILENT: devices tell their name only.
+   Of the first device: STAND_IN_LOST: it fell off its bus; STAND_IN_RECOVERY: the action that it needs; STAND_IN_ROWS: memory that failed. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,7 +16,15 @@ typedef struct {
     unsigned gpu_instance, compute_instance;
 } Process;
 
-enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 18 };
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency;
+    unsigned type;
+    Return result;
+    union { double real; unsigned whole; unsigned long long large; } value;
+} Field;
+
+enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, VERSION_MISMATCH = 18, RECOVERY_ACTION = 230 };
 
 static int number(const char *name) {
     const char *text = getenv(name);
@@ -43,6 +52,7 @@ Return nvmlDeviceGetCount_v2(unsigned *count) { *count = number("STAND_IN_DEVICE
 
 Return nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
     if ((int)index >= number("STAND_IN_DEVICES")) return BAD_ARGUMENT;
+    if (index == 0 && number("STAND_IN_LOST")) return GPU_IS_LOST;
     *device = (Device)(long)(index + 1);
     return OK;
 }
@@ -70,6 +80,19 @@ Return nvmlDeviceGetCudaComputeCapability(Device device, int *major, int *minor)
     (void)device;
     *major = 9;
     *minor = 0;
+    return told();
+}
+
+Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields) {
+    if (told() != OK || count != 1 || fields[0].field != RECOVERY_ACTION) return NOT_SUPPORTED;
+    fields[0].result = OK;
+    fields[0].value.whole = (long)device == 1 ? (unsigned)number("STAND_IN_RECOVERY") : 0;
+    return OK;
+}
+
+Return nvmlDeviceGetRemappedRows(Device device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    *corrected = *uncorrected = *pending = 0;
+    *failed = (long)device == 1 && number("STAND_IN_ROWS");
     return told();
 }
 

@@ -24,8 +24,8 @@ from sbctl.node.paths import NodePaths
 from sbctl.runtime.assigned import assigned_artifacts
 from sbctl.runtime.audit import verify_audit
 from sbctl.runtime.deployments_revision import DEPLOYMENTS_COPY
-from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords
 from sbctl.runtime.job_rows import JobRow
+from sbctl.runtime.ownership import OwnershipRecord, OwnershipRecords
 from sbctl.runtime.store import RuntimeStore
 from sbctl.runtime.unit_records import UnitRecord, UnitRecords
 from sbctl.trust.bundle import DeploymentMember

@@ -159,3 +159,26 @@ def test_pins_know_their_hosts() -> None:
         with pytest.raises(EngineError) as caught:
             wheel_pin(version, arch, "glibc-2.36")
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("acceleration", "listed", "state"),
+    [
+        ("cuda", ["CUDA0: NVIDIA L4 (23034 MiB, 22500 MiB free)", "CUDA1: NVIDIA L4 (1 MiB, 1 MiB free)"], "available"),
+        ("vulkan", ["Vulkan0: NVIDIA L4 (23034 MiB, 22500 MiB free)"], "available"),
+        ("vulkan", ["CUDA0: NVIDIA L4 (1 MiB, 1 MiB free)"], "blocked"),
+        ("cuda", [], "blocked"),
+        ("cpu", [], "available"),
+    ],
+)
+def test_a_program_of_the_users_is_made_for_devices_when_it_lists_one(
+    tmp_path: Path, fake: Path, acceleration: Any, listed: list[str], state: str
+) -> None:
+    Path(f"{fake}.control.json").write_text(json.dumps({"devices": listed}))
+    wish = EngineWish("binary", path=str(fake), acceleration=acceleration)
+    found = find_engine(wish, EngineSite(tmp_path, "", Machine("Linux", "x86_64", "glibc-2.36")))
+    assert found.state == state
+    if found.build is not None:
+        assert found.build.acceleration == acceleration
+    else:
+        assert "--list-devices" in found.remedy

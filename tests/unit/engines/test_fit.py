@@ -263,3 +263,22 @@ def test_fault_67_a_model_without_a_cache_is_charged_none(tmp_path: Path) -> Non
     need = need_of(shape, LaunchShape(512, slots=4, ubatch=512))
     assert need.context < 64 * 1024, "what four slots give back, and no row of a cache"
     assert need.weights < path.stat().st_size
+
+
+@given(name=st.sampled_from(sorted(MODELS)), devices=st.integers(1, 12))
+def test_a_part_of_a_split_model_is_never_less_than_its_share_and_all_parts_hold_it(name: str, devices: int) -> None:
+    need = need_of(shape(name), LaunchShape(4096, slots=2, device_layers=1 << 20))
+    part = need.largest_part(devices)
+    assert sum(weights + kept for weights, kept in need.on_device) == need.device_weights + need.device_context
+    assert part * devices >= need.device_bytes
+    assert need.device_compute <= part <= need.device_bytes
+    assert need.largest_part(1) == need.device_bytes
+
+
+def test_layers_go_to_devices_as_the_engine_deals_them_out() -> None:
+    """31 layers and the output on two devices: the first 16, and the other 15 with the output."""
+    need = need_of(shape("qwen3-0.6b"), LaunchShape(4096, device_layers=1 << 20))
+    count = len(need.on_device)
+    dealt = [[each for index, each in enumerate(need.on_device) if int(index / count * 2) == half] for half in (0, 1)]
+    most = max(sum(w for w, _ in half) for half in dealt) + max(sum(k for _, k in half) for half in dealt)
+    assert need.largest_part(2) == most + need.device_compute

@@ -283,3 +283,10 @@ def test_a_build_for_cuda_gets_its_devices(devices: tuple[str, ...], placed: lis
     assert list(made.argv[start : start + len(placed)]) == placed
     assert made.env.get("CUDA_VISIBLE_DEVICES") == (",".join(devices) or None)
     assert made.devices == taken
+
+
+def test_a_vulkan_build_is_split_over_all_that_there_is_in_equal_parts() -> None:
+    build = EngineBuild("llama_cpp", "binary", "b9905", ("/s",), Path("/s"), acceleration="vulkan")
+    argv = spec(build, EngineAddress(port=1), devices=("GPU-a", "GPU-b")).argv
+    assert [argv[argv.index(flag) + 1] for flag in ("--split-mode", "--tensor-split")] == ["layer", "1,1"]
+    assert "CUDA_VISIBLE_DEVICES" not in spec(build, EngineAddress(port=1), devices=("GPU-a",)).env

@@ -66,7 +66,21 @@ def without(*flags: str) -> Edit:
     return edit
 
 
+def on_devices(devices: str, split: str = "") -> Edit:
+    def edit(document: dict[str, Any], place: Place) -> None:
+        document["env"]["CUDA_VISIBLE_DEVICES"] = devices
+        if split:
+            argument("--tensor-split", split)(document, place)
+
+    return edit
+
+
 HOSTILE: dict[str, Edit] = {
+    "devices by their numbers": on_devices("0,1", "1,1"),
+    "no device": on_devices(""),
+    "a device twice": on_devices("GPU-a,GPU-a", "1,1"),
+    "more devices than parts": on_devices("GPU-a,GPU-b"),
+    "fewer devices than parts": on_devices("GPU-a", "1,1"),
     "another program": word(0, "/bin/sh"),
     "a relative program": word(0, "bin/python"),
     "a program beside the engines": program_inside("..", "bin", "llama-server"),
@@ -365,3 +379,10 @@ def test_a_list_that_others_can_write_admits_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(InputError):
         read_site(tmp_path / "link", owner=os.geteuid())
+
+
+@pytest.mark.parametrize(("devices", "split"), [("GPU-8a1c0f2e-1b2c", ""), ("GPU-a,GPU-b", "1,1"), ("MIG-a/1/0", "")])
+def test_devices_go_to_an_engine_by_their_ids(place: Place, devices: str, split: str) -> None:
+    document = binary_request(place)
+    on_devices(devices, split)(document, place)
+    assert admitted(document, place).env["CUDA_VISIBLE_DEVICES"] == devices

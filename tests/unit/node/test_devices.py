@@ -62,6 +62,30 @@ def test_what_a_device_does_not_tell_is_left_out(library: Path) -> None:
     assert found["gpus"] == [{"index": 0, "name": "Stand-in device"}]
 
 
+@pytest.mark.parametrize(
+    ("fault", "told_of_the_first"),
+    [
+        ({}, None),
+        ({"STAND_IN_RECOVERY": "1"}, "needs_reset"),
+        ({"STAND_IN_RECOVERY": "4"}, "needs_reset"),
+        ({"STAND_IN_RECOVERY": "2"}, "needs_reboot"),
+        ({"STAND_IN_ROWS": "1"}, "rows_not_remapped"),
+    ],
+)
+def test_a_device_that_needs_help_says_so_and_no_other(
+    library: Path, fault: dict[str, str], told_of_the_first: str | None
+) -> None:
+    found = told(LD_LIBRARY_PATH=str(library), STAND_IN_DEVICES="2", **fault)
+    assert [gpu.get("fault") for gpu in found["gpus"]] == [told_of_the_first, None]
+
+
+def test_a_device_that_fell_off_its_bus_takes_no_other_with_it(library: Path) -> None:
+    found = told(LD_LIBRARY_PATH=str(library), STAND_IN_DEVICES="2", STAND_IN_LOST="1")
+    assert found["problem"] is None
+    assert [gpu["index"] for gpu in found["gpus"]] == [1]
+    assert found["holders"].keys() == {found["gpus"][0]["uuid"]}
+
+
 @pytest.mark.parametrize(("code", "why"), [("9", "Driver Not Loaded"), ("18", "version mismatch")])
 def test_a_driver_that_cannot_be_used_says_why(library: Path, code: str, why: str) -> None:
     found = told(LD_LIBRARY_PATH=str(library), STAND_IN_FAILS=code)

@@ -145,8 +145,15 @@ def test_what_is_loaded_on_demand_takes_turns_beside_what_is_warm() -> None:
 @pytest.mark.parametrize(("accelerator", "runs"), [("cuda", True), ("vulkan", True), ("metal", False)])
 def test_a_vulkan_build_runs_on_any_device(accelerator: str, runs: bool) -> None:
     node = replace(GPU, engines=(EngineOffer("llama_cpp"),))
-    demand = _way(demand_of("a", gib=4, devices=1), accelerator=accelerator)
+    demand = _way(demand_of("a", gib=4, devices=2), accelerator=accelerator)
     assert (refusals(Fleet(ClusterView({"n": node}), {}), demand, ()) == {}) is runs
+
+
+def test_a_vulkan_build_takes_all_devices_of_its_node() -> None:
+    node = replace(GPU, engines=(EngineOffer("llama_cpp"),))
+    one = _way(demand_of("a", gib=4, devices=1), accelerator="vulkan")
+    told = refusals(Fleet(ClusterView({"n": node}), {}), one, ())["n"]
+    assert refusal_text(told) == "v1: takes all 2 devices of the node, and lies on 1"
 
 
 def test_every_reason_has_a_case() -> None:

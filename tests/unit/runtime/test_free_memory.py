@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +303,16 @@ def test_an_engine_that_is_taken_over_keeps_its_device() -> None:
         assert ports.residency._held[chat.place].device_ids == ("gpu-1",)
 
     in_virtual_time(work)
+
+
+def test_an_engine_lies_on_as_many_devices_as_it_must_and_else_on_the_fewest_that_hold_it() -> None:
+    budget = Budget(devices={"a": 10, "b": 10, "c": 8, "d": 8, "e": 8})
+    used = Room(0, 4, devices=(("a", 4),))
+    two = Room(0, 12, shares=(12, 7, 5, 4), span=2)
+    assert [place.device_ids for place in budget.places(two, used)] == [("c", "d"), ("a", "b")]
+    assert budget.places(two, Room(0))[0].devices == (("a", 7), ("b", 7))
+    free = replace(two, span=None)
+    places = budget.places(free, Room(0))
+    assert [place.device_ids for place in places] == [("a", "b"), ("c", "d"), ("a", "b", "c", "d", "e")]
+    assert places[0].device_bytes == 14, "what is needed on each is counted on each"
+    assert budget.places(replace(two, span=4), Room(0))[0].device_ids == ("a", "b", "c", "d")

@@ -13,11 +13,12 @@ from sbctl.artifacts.error_kinds import ERROR_KINDS, error_kind
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.pull import pull
 from sbctl.base.errors import ArtifactError, EngineError, SbctlError
+from sbctl.engines.model import EngineBuild
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
 from sbctl.node.paths import NodePaths
 from sbctl.node.records import EventKind
 from sbctl.runtime.node_provisioner import NodeProvisioner
-from sbctl.runtime.provision import quiet
+from sbctl.runtime.provision import Prepared, quiet
 from sbctl.runtime.pull_process import Fetched
 from sbctl.runtime.weight_metrics import WeightMetrics
 from sbctl.trust.bundle import EnginePolicy
@@ -163,3 +164,34 @@ def test_every_error_has_one_of_the_kinds() -> None:
     kinds = [error_kind(SbctlError(code, "x")) for code in codes]
     assert kinds == ["invalid_artifact", "unexpected_response", "io", "io", "job", "transport"]
     assert set(kinds) <= ERROR_KINDS
+
+
+@pytest.mark.parametrize(
+    ("devices", "withheld", "span", "refused"),
+    [
+        ({}, False, None, False),
+        ({}, True, None, True),
+        ({"a": 10}, True, 1, False),
+        ({"a": 10}, False, 2, True),
+        ({"a": 10, "b": 8}, False, 2, True),
+        ({"a": 10, "b": 10}, False, 2, False),
+    ],
+)
+async def test_an_engine_that_is_made_for_devices_does_not_start_without_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: dict[str, int],
+    withheld: bool,
+    span: int | None,
+    refused: bool,
+) -> None:
+    world = World(tmp_path, monkeypatch, devices=devices, are_withheld=withheld)
+    cuda = EnginePolicy(engine="llama_cpp", launch="binary", acceleration="cuda")
+    wanted = member(world.facts("m"), "/x").model_copy(update={"engine": cuda, "tensor_parallel": span})
+    prepared = Prepared(tmp_path, EngineBuild("llama_cpp", "binary", "b1", ("/x",), tmp_path))
+    if refused:
+        with pytest.raises(EngineError) as caught:
+            await world.provisioner.room(wanted, prepared)
+        assert caught.value.code == "engine.no_device"
+    else:
+        assert (await world.provisioner.room(wanted, prepared)).span == (span if devices else None)
