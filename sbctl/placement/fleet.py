@@ -72,8 +72,8 @@ def _refused_devices(node: Node, way: Way) -> Refusal | None:
     if device_groups(node, way):
         return None
     if way.accelerator == "vulkan" and len(kind) != way.devices:
-        told = (("all_devices", len(kind)), ("needed_devices", way.devices))
-        return Refusal("accelerator_incompatible", way.variant, told)
+        every = (("all_devices", len(kind)), ("needed_devices", way.devices))
+        return Refusal("accelerator_incompatible", way.variant, every)
     large = sorted((device.total_bytes for device in kind), reverse=True)
     if len(kind) < way.devices or large[way.devices - 1] >= way.device_bytes:
         enough = sum(size >= way.device_bytes for size in large)

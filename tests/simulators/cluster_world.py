@@ -184,7 +184,9 @@ class ClusterWorld:
 
     def make(self, name: str, engines: EngineWorld | None = None) -> SimNode:
         """Not started yet."""
-        made = self.nodes[name] = SimNode(self, self.kits[name], engines or EngineWorld())
+        usable = self.devices[name].usable if name in self.devices else ()
+        sizes = {str(gpu["uuid"]): int(gpu["memory_total_bytes"]) for gpu in usable}
+        made = self.nodes[name] = SimNode(self, self.kits[name], engines or EngineWorld(budget_devices=sizes))
         return made
 
     def _write(self, name: str, kit: NodeKit) -> None:

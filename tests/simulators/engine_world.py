@@ -244,6 +244,8 @@ class EngineWorld:
         self.leases = artifacts
 
     async def room(self, member: DeploymentMember, prepared: Prepared) -> Room:
+        if member.engine.computes_on_devices:
+            return Room(0, member.memory_bytes or 0, span=member.tensor_parallel)
         return Room(member.memory_bytes or 0, self.device_bytes.get(member.model, 0))
 
     def launch(self, member: DeploymentMember, prepared: Prepared, *, deployment: str, room: Room) -> LaunchSpec:

@@ -72,7 +72,8 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         (proxy(deployment=MODEL + ", engine_image: 'reg:5000/vllm'"), "config.conflict", "other than latest"),
         (proxy(deployment=MODEL + ", engine_image: 'vllm:v1'"), "config.not_available", "launch: container"),
         (proxy(deployment=MODEL + ", engine_version: 9.9.9"), "config.not_pinned", "no wheel of version 9.9.9"),
-        (proxy(deployment=MODEL + ", tensor_parallel: 2"), "config.not_available", "several devices"),
+        (proxy(model_host="excluded_devices: [gpu0]"), "config.invalid_value", "expected a device"),
+        (proxy(deployment=MODEL + ", tensor_parallel: 65"), "config.invalid_value", "tensor_parallel"),
         (
             proxy(deployment=MODEL + ", engine: llama_cpp, extra_args: ['--host', x]"),
             "config.conflict",
@@ -150,6 +151,8 @@ def test_refusals(findings_of: Findings, text: str, code: str, words: str) -> No
         proxy(engines="{llama_cpp: {path: /usr/local/bin/llama-server}}"),
         proxy(engines=f"{{llama_cpp: {{launch: wheel, version: '{LLAMA_CPP_WHEEL_DEFAULT}', acceleration: cpu}}}}"),
         proxy(deployment=f"{MODEL}, engine_version: '{LLAMA_CPP_WHEEL_DEFAULT}', tensor_parallel: 1"),
+        proxy(engines="{llama_cpp: {version: b9905, acceleration: cuda}}", deployment=MODEL + ", tensor_parallel: 4"),
+        proxy(model_host="excluded_devices: [0, '1', GPU-8a1c0f2e-0000-1111-2222-333344445555]"),
         proxy(deployment="model: smollm2-135m-instruct, replicas: 2, heterogeneous_variants: true"),
         proxy(deployment=MODEL + ", engine: llama_cpp, extra_args: ['--threads=4', --mlock, --seed, '1']"),
         proxy(deployment=MODEL + ", extra_args: ['--seed', '1']"),

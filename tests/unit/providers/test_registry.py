@@ -8,6 +8,7 @@ import pytest
 
 import providers
 from providers.comparison import Blocked, worst_downtime
+from providers.engine_policy import engine_policy
 from providers.registry import PROVIDERS
 from sbctl import __version__
 from sbctl.base.digests import canonical_json, fingerprint
@@ -111,6 +112,33 @@ def test_an_engine_that_hosts_cannot_launch_is_an_error_of_the_file(config: Comp
                 list(PROVIDERS[kind].desired(replace(config, hosts=hosts)))
             assert caught.value.code == "config.not_yet"
             assert caught.value.diagnostics[0].span == chat.span
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"launch": "wheel"}, "computes on the processor"),
+        ({"launch": "binary", "acceleration": "auto"}, "computes on the processor"),
+        ({"launch": "binary", "acceleration": "cuda"}, None),
+        ({"launch": "binary", "acceleration": "vulkan"}, None),
+    ],
+)
+def test_a_replica_spans_devices_only_where_its_engine_computes_on_them(
+    config: CompiledConfig, engine: dict[str, str], says: str | None
+) -> None:
+    from dataclasses import replace
+
+    chat = config.hosts["local"].deployments["chat"]
+    wide = replace(
+        chat,
+        engine_policy=chat.engine_policy.model_copy(update=engine),
+        model=chat.model.model_copy(update={"tensor_parallel": 2}),
+    )
+    if says is None:
+        assert engine_policy(wide).computes_on_devices
+    else:
+        with pytest.raises(ConfigError, match=says):
+            engine_policy(wide)
 
 
 def test_a_block_is_one_sentence() -> None:
