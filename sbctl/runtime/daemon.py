@@ -111,7 +111,6 @@ class Daemon:
         self._host = _engine_host(paths, os.environ, self._events)
         devices = HostDevices.found(paths.state, nvidia_devices().gpus, config.excluded_devices)
         budget = budget_of(psutil.virtual_memory().total, memory_limit(), devices.usable, config.max_resident_models)
-        residency = Residency(budget, free_memory)
         self._provisioner = provisioner = NodeProvisioner(
             paths,
             settings.cache_directory,
@@ -139,7 +138,7 @@ class Daemon:
             store=self._store,
             ports=ReplicaPorts(
                 LaunchPorts(self._host, provisioner),
-                residency,
+                Residency(budget, free_memory),
                 launched=self._metrics.launched,
                 evicted=self._metrics.evicted,
                 events=self._events,
