@@ -72,8 +72,8 @@ MODEL = "model: smollm2-135m-instruct, variant: q4_1"
         (proxy(deployment=MODEL + ", engine_image: 'reg:5000/vllm'"), "config.conflict", "other than latest"),
         (proxy(deployment=MODEL + ", engine_image: 'vllm:v1'"), "config.not_available", "launch: container"),
         (proxy(deployment=MODEL + ", engine_version: 9.9.9"), "config.not_pinned", "no wheel of version 9.9.9"),
-        (proxy(model_host="excluded_devices: [gpu0]"), "config.invalid_value", "expected a device"),
-        (proxy(deployment=MODEL + ", tensor_parallel: 65"), "config.invalid_value", "tensor_parallel"),
+        (proxy(model_host="excluded_devices: [gpu0]"), "config.bad_value", "a device: its number"),
+        (proxy(deployment=MODEL + ", tensor_parallel: 65"), "config.out_of_range", "at most 64"),
         (
             proxy(deployment=MODEL + ", engine: llama_cpp, extra_args: ['--host', x]"),
             "config.conflict",
