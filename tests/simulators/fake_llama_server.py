@@ -21,7 +21,6 @@ What it does wrong is read from FAKE_LLAMA_CONTROL or `<program>.control.json`, 
     error_status: 503           instead of an answer                header_delay_s: 0.25      before an answer begins
     cut_after_tokens: 1         the connection closes in the stream garbage_sse: true         bytes that are no events
     endless: true               tokens until the client leaves      no_metrics: true          /metrics is not there
-    devices: ["CUDA0: L4 (1 MiB, 1 MiB free)"]  what --list-devices prints
     names_itself: true          its process id in each answer
 
 GET /__control says what happened: active, completions, cancelled, tokens.
@@ -46,12 +45,12 @@ from typing import Any
 
 SWITCHES = {
     "--kv-unified", "--no-kv-unified", "--no-context-shift", "--context-shift", "--offline", "--no-ui", "--ui", "--warmup",
-    "--no-warmup", "--embeddings", "--rerank", "--metrics", "--slots", "--no-slots", "--jinja", "--no-jinja", "--cont-batching", "--props", "--version", "--help", "--list-devices",
+    "--no-warmup", "--embeddings", "--rerank", "--metrics", "--slots", "--no-slots", "--jinja", "--no-jinja", "--cont-batching", "--props", "--version", "--help",
 }  # fmt: skip
 VALUED = {
     "--model", "--alias", "--host", "--port", "--ctx-size", "--parallel", "--threads", "--threads-batch", "--threads-http",
     "--batch-size", "--ubatch-size", "--n-gpu-layers", "--flash-attn", "--seed", "--load-mode", "--fit", "--cache-ram", "--ctx-checkpoints", "--timeout",
-    "--cache-type-k", "--cache-type-v", "--lora-scaled", "--pooling", "--split-mode", "--tensor-split",
+    "--cache-type-k", "--cache-type-v", "--lora-scaled", "--pooling",
 }  # fmt: skip
 SHORT = {"-m": "--model", "-a": "--alias", "-c": "--ctx-size", "-np": "--parallel", "-t": "--threads", "-ngl": "--n-gpu-layers",
          "-b": "--batch-size", "-ub": "--ubatch-size", "-fa": "--flash-attn"}  # fmt: skip
@@ -339,9 +338,6 @@ def main(argv: list[str]) -> None:
         sys.stderr.write(f"version: {said}\nbuilt with nothing for Linux x86_64\n")
         return
     mode = control()
-    if "--list-devices" in given:
-        print("Available devices:", *(f"  {each}" for each in control().get("devices", [])), sep="\n")
-        raise SystemExit(0)
     if "--help" in given:
         if mode.get("help_file"):
             with open(mode["help_file"], encoding="utf-8") as file:
