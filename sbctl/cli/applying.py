@@ -58,6 +58,8 @@ class ApplyRequest:
     lock_timeout_s: float = 0.0
     accept_blockers: bool = False
     """Begin although doctor names blockers."""
+    has_file: bool = True
+    """The user has an sb.yml, which can be left out of in parts and looked at by doctor; `run` has none."""
 
 
 def open_saved_plan(workspace: Workspace, path: Path, *, verify: bool) -> SavedPlan:
@@ -118,7 +120,7 @@ def apply(
         if request.command == "apply" and not request.accept_blockers:
             from sbctl.cli.blockers import refuse_unfit
 
-            refuse_unfit(found)
+            refuse_unfit(found, has_file=request.has_file)
         refuse_missing_secrets(workspace, found)
         if not request.assume_yes and not confirm(found.plan):
             raise not_confirmed()
@@ -234,6 +236,7 @@ def _carry_out(
         parallelism=request.plan.parallelism,
         fail_fast=request.fail_fast,
         allow_unreachable=request.plan.allow_unreachable,
+        leave_anyway=request.accept_blockers,
     )
     given_up = [
         recorded

@@ -8,6 +8,7 @@ from typing import Final
 from sbctl.base.errors import RefusedError
 from sbctl.cli.fitness import clock_check, filesystem_checks, need_checks, program_disk_check
 from sbctl.cli.planning import Planned
+from sbctl.cli.port_plan import taken_ports
 from sbctl.plan.model import Plan
 from sbctl.views.host_views import Check
 
@@ -18,7 +19,7 @@ _SHOWN_MAX: Final = 5
 _WEIGHTS: Final = "disk for weights"
 
 
-def refuse_unfit(found: Planned) -> None:
+def refuse_unfit(found: Planned, *, has_file: bool = True) -> None:
     """Raises RefusedError `doctor.blocked`, which names every blocker, and `cluster.no_place`, before anything is begun."""
     blocking = list(blockers(found))
     if not blocking:
@@ -30,11 +31,12 @@ def refuse_unfit(found: Planned) -> None:
     blocked = sorted({check.host for check in blocking})
     without = " ".join(f"--exclude '*.{host}'" for host in blocked)
     leave = f"leave out what is blocked ({without}), " if len(found.plan.hosts) > len(blocked) else ""
+    ways = f"; sbctl doctor shows all of it; {leave}or go on all the same (--accept-blockers)" if has_file else ""
     raise RefusedError(
         "doctor.blocked",
         f"nothing was begun, since this cannot go well: {'; '.join(said)}",
         place=f"host.{first.host}",
-        next_step=f"{first.next_step}; sbctl doctor shows all of it; {leave}or go on all the same (--accept-blockers)",
+        next_step=f"{first.next_step}{ways}",
     )
 
 
@@ -50,6 +52,7 @@ def _refuse_unplaced(found: Planned) -> None:
 
 def blockers(found: Planned) -> Iterator[Check]:
     """Host by host. Pure, over what planning observed."""
+    yield from taken_ports(found.config, found.observation.snapshots, found.holders)
     for name in sorted(_made(found.plan)):
         host = found.config.hosts.get(name) if found.config is not None else None
         snapshot = found.inputs.snapshots.get(name)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from providers.engine_policy import engine_policy
 from providers.standalone_python import standalone_label, standalone_problem, standalone_spec
 from sbctl.base.connection import Connection
 from sbctl.base.display import format_bytes
 from sbctl.base.errors import EngineError, ExitCode, SbctlError
-from sbctl.base.limits import CONNECT_MAX_PARALLEL, GIB, MIB, SNAPSHOT_DEADLINE_S
+from sbctl.base.limits import GIB, MIB
 from sbctl.catalog.loader import builtin_catalog
 from sbctl.cli.egress_checks import egress_checks
 from sbctl.cli.fitness import (
@@ -32,23 +31,20 @@ from sbctl.cli.fitness import (
     program_disk_check,
     system_checks,
     usable_bytes,
-    wanted_ports,
 )
 from sbctl.cli.machine import machine_report
 from sbctl.cli.memory_needs import need_body, needs_of
+from sbctl.cli.port_plan import asked_holders
 from sbctl.cli.servable import Servable, catalog_check, local_serving, servable_models
 from sbctl.cli.workspace import Workspace
-from sbctl.config.compiled import CompiledConfig, CompiledHost
+from sbctl.config.compiled import CompiledHost
 from sbctl.engines.detect import find_engine, find_llama_server, probe_llama_server
 from sbctl.engines.driver import EngineSite, EngineWish
 from sbctl.engines.machine import this_machine
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_pin
 from sbctl.node.devices import NvidiaDevices, nvidia_devices
-from sbctl.node.snapshot import EngineState, HostFacts, NodeSnapshot, PortHolder, is_new_enough
+from sbctl.node.snapshot import EngineState, HostFacts, NodeSnapshot, is_new_enough
 from sbctl.views.host_views import Check
-
-if TYPE_CHECKING:
-    from sbctl.remote.observe import FleetObservation
 
 __all__ = [
     "Report",
@@ -117,7 +113,7 @@ def examine(file: Path | None) -> Report:
         for name, error in sorted(fleet.unreachable.items()):
             checks.append(_failed(name, error))
         asked_at = workspace.clock.now()
-        holders = {} if config is None else _port_holders(fleet, config)
+        holders = {} if config is None else asked_holders(fleet, config, config.hosts)
         for name, told in sorted(fleet.snapshots.items()):
             host = config.hosts[name] if config is not None else None
             snapshot = hosts[name] = told
@@ -145,21 +141,6 @@ def examine(file: Path | None) -> Report:
         if config is not None:
             checks.extend(egress_checks(config, fleet, workspace.environ))
         return Report(tuple(checks), hosts, tuple(needs), models, machine, budgets)
-
-
-def _port_holders(fleet: FleetObservation, config: CompiledConfig) -> Mapping[str, tuple[PortHolder, ...]]:
-    """Who has the ports that a runtime wants; only of hosts where none of ours runs. A host that cannot tell is left out."""
-    asked = [name for name, snapshot in fleet.snapshots.items() if not snapshot.runtime.running]
-    found: dict[str, tuple[PortHolder, ...]] = {}
-
-    def ask(name: str) -> None:
-        ports = [port for _what, _address, port in wanted_ports(config.hosts[name])]
-        with contextlib.suppress(SbctlError):
-            found[name] = fleet.sessions[name].port_holders(ports, SNAPSHOT_DEADLINE_S)
-
-    with ThreadPoolExecutor(CONNECT_MAX_PARALLEL, thread_name_prefix="ports") as pool:
-        list(pool.map(ask, asked))
-    return found
 
 
 def with_local_facts(snapshot: NodeSnapshot, devices: NvidiaDevices, environ: Mapping[str, str]) -> NodeSnapshot:

@@ -4,7 +4,7 @@ while one of them is a blocker on a host that it would change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -217,12 +217,15 @@ def wanted_ports(host: CompiledHost) -> tuple[tuple[str, str, int], ...]:
 
 
 def port_checks(host: CompiledHost, snapshot: NodeSnapshot, holders: Iterable[PortHolder]) -> Iterator[Check]:
-    """Whether the ports are free; a runtime of ours may hold them."""
-    if snapshot.runtime.running:
+    """Whether the ports are free; nothing is said of one that the host's own runtime has, or where that cannot be told."""
+    if snapshot.runtime.running and snapshot.runtime.http_url is None:
         return
-    listed = tuple(holders)
+    own = _own_addresses(snapshot)
+    listed = tuple(one for one in holders if not _is_ours(one, snapshot, own))
     for name, address, port in wanted_ports(host):
         taken = next((one for one in listed if one.port == port and _overlap(one.address, address)), None)
+        if taken is None and _place(address, port) in own:
+            continue
         if taken is None:
             yield Check(name, "pass", f"{address}:{port} is free", host=host.name)
         else:
@@ -233,6 +236,24 @@ def port_checks(host: CompiledHost, snapshot: NodeSnapshot, holders: Iterable[Po
             )
             remedy = f"{stop}, or choose another port"
             yield Check(name, "fail", f"{address}:{port} is held by {_held_by(taken)}", remedy, host.name)
+
+
+def _own_addresses(snapshot: NodeSnapshot) -> frozenset[str]:
+    """Where the runtime of the host listens, as it says."""
+    told = (snapshot.runtime.http_url, snapshot.runtime.https_url, snapshot.runtime.admin_url)
+    return frozenset(url.partition("://")[2] for url in told if url)
+
+
+def _is_ours(holder: PortHolder, snapshot: NodeSnapshot, own: Collection[str]) -> bool:
+    """A port that systemd keeps for a runtime that is down is ours, too: whose of systemd's it is cannot be told from outside."""
+    if _place(holder.address, holder.port) in own or (holder.pid is not None and holder.pid == snapshot.runtime.pid):
+        return True
+    by_systemd = holder.program == "systemd" or (holder.pid is None and holder.user == "root")
+    return by_systemd and snapshot.runtime.unit_path is not None and not snapshot.runtime.running
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _held_by(holder: PortHolder) -> str:

@@ -18,6 +18,7 @@ from sbctl.base.update_policy import UpdatePolicy
 from sbctl.cli.last_seen import last_seen, seen_words
 from sbctl.cli.lost_hosts import bare, refuse_lost, refuse_lost_machines, returned_hosts, without_lost
 from sbctl.cli.memory_plan import with_memory
+from sbctl.cli.port_plan import Holders, holders_of_changed, with_ports
 from sbctl.cli.public_certificates import certificate_plan_notes
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
@@ -54,10 +55,13 @@ class Planned:
     config: CompiledConfig | None = field(default=None)
     returned: tuple[str, ...] = ()
     """Hosts that were given up as lost and come back: planned as bare, which an apply makes them first."""
+    holders: Holders = field(default_factory=dict)
+    """Of ports that changed runtimes are to have."""
 
     def rebuilt(self, inputs: PlanInputs) -> Planned:
         """The same observations compared again, with `inputs` made from those of this plan."""
-        return replace(self, inputs=inputs, plan=_built(inputs, self.config))
+        plan = with_ports(_built(inputs, self.config), self.config, self.observation.snapshots, self.holders)
+        return replace(self, inputs=inputs, plan=plan)
 
 
 def _built(inputs: PlanInputs, config: CompiledConfig | None) -> Plan:
@@ -181,11 +185,13 @@ def planned(
             **_protection(workspace, request.mode, config, (*returned.values(), *told)),
         )
         plan = _built(inputs, config)
+        holders = holders_of_changed(plan, observation, config)
+        plan = with_ports(plan, config, observation.snapshots, holders)
         if workspace.pack is not None:
             from sbctl.cli.packing import require_packed
 
             require_packed(workspace.pack, workspace.file, plan, observation.snapshots)
-        yield Planned(plan, inputs, observation, config, tuple(returned))
+        yield Planned(plan, inputs, observation, config, tuple(returned), holders)
 
 
 def update_of(workspace: Workspace, mode: PlanMode) -> UpdatePolicy | None:

@@ -171,7 +171,7 @@ def _check(workspace: Workspace) -> None:
 
 def _carry_out(workspace: Workspace, command: Literal["apply", "destroy"]) -> ExitCode:
     workspace.forget()
-    asked = ApplyRequest(command, PlanRequest(mode=command), assume_yes=True)
+    asked = ApplyRequest(command, PlanRequest(mode=command), assume_yes=True, has_file=False)
 
     def show(_plan: Plan) -> None:
         """`run` shows progress, not the plan: it was asked for by name."""

@@ -254,8 +254,9 @@ def plan_document(plan: Plan, limits: Limits | None = None) -> dict[str, Any]:
 def _unfit(plan: Plan) -> Iterator[Refusal]:
     """What an apply says too, unless its caller takes it on."""
     code = "doctor.blocked" if plan.placement is None else "cluster.no_place"
-    for said in plan.unfit:
-        yield Refusal(code, said, "apply --accept-blockers goes on all the same")
+    for found, sentences in ((code, plan.unfit), ("doctor.blocked", plan.taken)):
+        for said in sentences:
+            yield Refusal(found, said, "apply --accept-blockers goes on all the same")
 
 
 def summary_document(plan: Plan) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def plan_exit_code(plan: Plan, limits: Limits = _NO_LIMITS) -> ExitCode:
         codes.add(ExitCode.CHANGES)
     if plan.unreachable and not plan.allow_unreachable:
         codes.add(ExitCode.UNREACHABLE)
-    if plan.unfit or any(not refusal.only_apply for refusal in refusals(plan, limits)):
+    if plan.unfit or plan.taken or any(not refusal.only_apply for refusal in refusals(plan, limits)):
         codes.add(ExitCode.REFUSED)
     return worst_exit(codes)
 

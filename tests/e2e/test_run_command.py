@@ -105,7 +105,7 @@ def test_killed_it_takes_its_runtime_with_it_and_the_next_run_removes_what_was_l
     assert list(place.iterdir()) == []
 
 
-def test_a_model_that_is_not_there_is_3_and_a_port_in_use_is_1(world: OperatorWorld, place: Path) -> None:
+def test_a_model_that_is_not_there_is_3_and_a_port_in_use_is_4(world: OperatorWorld, place: Path) -> None:
     done = world.sbctl("run", "smollm3", save=False, expect=3)
     assert "smollm2-135m-instruct" in done.err
     assert "sbctl-run-" not in done.err, "no path of a file that the user never wrote"
@@ -114,8 +114,9 @@ def test_a_model_that_is_not_there_is_3_and_a_port_in_use_is_1(world: OperatorWo
         taken.bind(("127.0.0.1", world.port))
         taken.listen()
         done = world.sbctl(
-            "run", "smollm2-135m-instruct", "--port", str(world.port), "--cache-dir", str(CACHE), save=False, expect=1
+            "run", "smollm2-135m-instruct", "--port", str(world.port), "--cache-dir", str(CACHE), save=False, expect=4
         )
-    assert str(world.port) in done.err
+    assert f"127.0.0.1:{world.port} is held by" in " ".join(done.err.split())
+    assert "--accept-blockers" not in done.err, "run has no such option"
     assert os.listdir(place) == []
     assert _processes(place) == []

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from sbctl.base.clock import rfc3339
-from sbctl.base.errors import RefusedError
+from sbctl.base.errors import ExitCode, RefusedError
 from sbctl.base.limits import GIB, MIB
 from sbctl.cli.blockers import refuse_unfit
 from sbctl.cli.fitness import (
@@ -23,6 +23,7 @@ from sbctl.cli.fitness import (
     system_checks,
 )
 from sbctl.cli.planning import Planned
+from sbctl.cli.port_plan import Holders, with_ports
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 from sbctl.config.load import load
 from sbctl.node.snapshot import (
@@ -34,6 +35,10 @@ from sbctl.node.snapshot import (
     PortHolder,
     RuntimeState,
 )
+from sbctl.plan.build import build_plan
+from sbctl.plan.document import plan_document
+from sbctl.plan.inputs import PlanInputs
+from sbctl.plan.policy import plan_exit_code
 from sbctl.views.host_views import Check
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -198,7 +203,9 @@ def test_a_port_that_others_hold_is_told_with_its_holder(
     assert list(port_checks(host(tmp_path), told(runtime={"running": True}), holders)) == []
 
 
-def planned(tmp_path: Path, snapshot: NodeSnapshot, *changes: tuple[str, str]) -> Planned:
+def planned(
+    tmp_path: Path, snapshot: NodeSnapshot, *changes: tuple[str, str], holders: Holders | None = None
+) -> Planned:
     """A plan of which only what the rules read is there."""
     rows = [
         SimpleNamespace(host="local", action=action, address=SimpleNamespace(kind=kind)) for kind, action in changes
@@ -209,7 +216,8 @@ def planned(tmp_path: Path, snapshot: NodeSnapshot, *changes: tuple[str, str]) -
             config=config(tmp_path),
             plan=SimpleNamespace(changes=rows, hosts={"local": None}, placement=None, unfit=()),
             inputs=SimpleNamespace(snapshots={"local": snapshot}, now=NOW),
-            observation=SimpleNamespace(seconds=1.0),
+            holders=holders or {},
+            observation=SimpleNamespace(seconds=1.0, snapshots={"local": snapshot}),
         ),
     )
 
@@ -239,6 +247,46 @@ def test_apply_is_stopped_by_what_it_would_make_and_by_nothing_else(
         name for name in ("disk for programs", "disk for weights", "fit chat") if name in caught.value.message
     } == named
     assert "--accept-blockers" in str(caught.value.next_step)
+
+
+NGINX = PortHolder(port=8080, address="0.0.0.0", pid=7, program="nginx", user="root", unit="nginx.service")
+UNIT = {"unit_path": "/etc/systemd/system/sbctl-runtime.service"}
+SERVES = {**UNIT, "running": True, "healthy": True, "pid": 9, "http_url": "http://127.0.0.1:8080"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "holder", "taken"),
+    [
+        ({}, NGINX, True),
+        (SERVES, PortHolder(port=8080, address="127.0.0.1", pid=9, program="sbctl-runtime"), False),
+        (SERVES, PortHolder(port=8080, address="127.0.0.1", user="sbctl"), False),
+        ({**SERVES, "http_url": "http://127.0.0.1:8079"}, NGINX, True),
+        ({**SERVES, "http_url": "http://0.0.0.0:8080"}, PortHolder(port=8080, address="0.0.0.0", pid=1), False),
+        ({**SERVES, "http_url": None}, NGINX, False),
+        (UNIT, PortHolder(port=8080, address="127.0.0.1", pid=1, program="systemd", unit="init.scope"), False),
+        (UNIT, PortHolder(port=8080, address="127.0.0.1", user="root"), False),
+        (UNIT, NGINX, True),
+        ({}, PortHolder(port=8080, address="127.0.0.1", user="root"), True),
+    ],
+)
+def test_a_plan_and_an_apply_know_whether_a_port_is_somebody_else_s(
+    tmp_path: Path, runtime: dict[str, Any], holder: PortHolder, taken: bool
+) -> None:
+    seen, holders = told(runtime=runtime), {"local": (holder,)}
+    made = config(tmp_path)
+    plan = with_ports(build_plan(PlanInputs.against((), (), made, NOW), {}), made, {"local": seen}, holders)
+    assert bool(plan.taken) == taken
+    assert plan_exit_code(plan) == (ExitCode.REFUSED if taken else ExitCode.DONE)
+    listed = plan_document(plan)["refusals"]
+    assert [row["code"] for row in listed] == ["doctor.blocked"] * taken
+    found = planned(tmp_path, seen, ("runtime", "update"), holders=holders)
+    if not taken:
+        refuse_unfit(found)
+        return
+    assert "127.0.0.1:8080 is held by" in listed[0]["message"]
+    with pytest.raises(RefusedError) as caught:
+        refuse_unfit(found)
+    assert "choose another port" in str(caught.value.next_step)
 
 
 def test_what_nobody_told_blocks_nothing(tmp_path: Path) -> None:
