@@ -60,7 +60,13 @@ async def bring_back(generation: Generation, gate: asyncio.Semaphore, provisione
 
 
 def keep(background: set[asyncio.Task[None]], tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Until they are done."""
+    """Until they are done. What they did not expect themselves is logged: nobody else waits for them."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            get_log("reconcile").error("work in the background failed", what=task.get_name(), error=repr(error))
+
     for task in tasks:
         background.add(task)
-        task.add_done_callback(background.discard)
+        task.add_done_callback(ended)

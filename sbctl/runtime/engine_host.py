@@ -220,7 +220,7 @@ class _ChildEngine:
         return await asyncio.to_thread(lambda: memory_of(self.pids()))
 
     async def prove_listener(self) -> None:
-        prove_listener(self._address, self.pids())
+        await asyncio.to_thread(lambda: prove_listener(self._address, self.pids()))
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
         return self._ring.lines(count)

@@ -77,7 +77,7 @@ async def end_tree(
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         deadline = loop.time() + wait_s
         signalled: set[ProcessIdentity] = set()
-        while members := members_of(leader, token, group):
+        while members := await asyncio.to_thread(members_of, leader, token, group):
             if group is not None and number is signal.SIGKILL:
                 group.kill()
             for member in members:

@@ -63,17 +63,18 @@ class HeldCertificate:
         """Look at files that somebody else keeps, without end; returns at once where there are none to look at."""
         seen: Any = None
         while self._files is not None:
-            stamp = self._files.stamp()
+            stamp = await asyncio.to_thread(self._files.stamp)
             if stamp != seen:
                 seen = stamp
-                self._follow(self._files)
+                await self._follow(self._files)
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    def _follow(self, files: NodeFiles) -> None:
+    async def _follow(self, files: NodeFiles) -> None:
+        """Disks are slow at times, and answers are relayed meanwhile."""
         try:
-            pair = files.read()
+            pair = await asyncio.to_thread(files.read)
             self.take(pair)
-            write_pair(self._paths, pair)
+            await asyncio.to_thread(write_pair, self._paths, pair)
         except SbctlError as error:
             self.tls.tell_problem(error)
 

@@ -90,6 +90,14 @@ class PullProcess:
                 next_step="try again: what was fetched is kept; the runtime's log has what it printed",
                 retryable=True,
             )
+        except (ValueError, KeyError, TypeError) as error:
+            raise HostError(
+                "runtime.pull_failed",
+                f"the process that fetches weights said what makes no sense: {type(error).__name__}",
+                place=facts.artifact,
+                next_step="try again: what was fetched is kept; the runtime's log has what it printed",
+                retryable=True,
+            ) from error
         finally:
             await _end(process, told=told)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -96,3 +97,19 @@ async def test_a_pull_that_is_given_up_or_killed_leaves_no_process_and_is_contin
         server.bytes_per_s = None
         await puller(tmp_path)(facts, progress=ignored, note=ignored)
     assert ArtifactCache(tmp_path / "cache").require(facts.artifact).is_dir()
+
+
+@pytest.mark.parametrize(
+    "said", ["hello", '{"progress": {"done": "many"}, "result": {}}', '{"result": {"downloaded_bytes": 1}}']
+)
+async def test_words_that_make_no_sense_are_an_error_that_may_be_tried_again(tmp_path: Path, said: str) -> None:
+    class Odd(PullProcess):
+        async def _begin(self) -> asyncio.subprocess.Process:
+            pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+            return await asyncio.create_subprocess_exec(sys.executable, "-c", f"print({said!r})", **pipes)
+
+    odd = Odd(tmp_path / "cache", Egress, tmp_path, os.environ, offline=False)
+    with pytest.raises(HostError) as caught:
+        await odd(weights(tmp_path), progress=ignored, note=ignored)
+    assert caught.value.code == "runtime.pull_failed"
+    assert caught.value.retryable

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from sbctl.base.errors import SbctlError
+from sbctl.runtime.bringing_back import keep
 from sbctl.runtime.watching import keep_watching
 from tests.simulators.engine_world import in_virtual_time
 
@@ -40,3 +41,20 @@ def test_a_watch_that_is_cancelled_is_over() -> None:
             await task
 
     in_virtual_time(work)
+
+
+def test_what_goes_wrong_in_the_background_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    async def fails() -> None:
+        raise RuntimeError("nobody thought of it")
+
+    async def work() -> None:
+        background: set[asyncio.Task[None]] = set()
+        keep(background, (asyncio.create_task(fails()), asyncio.create_task(asyncio.sleep(9))))
+        await asyncio.sleep(1)
+        assert len(background) == 1
+        await asyncio.sleep(9)
+        assert not background
+
+    in_virtual_time(work)
+    said = capsys.readouterr()
+    assert "nobody thought of it" in said.out + said.err
