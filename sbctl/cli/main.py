@@ -75,7 +75,9 @@ def _format_of(arguments: Sequence[str]) -> str:
 
 def _command_of(arguments: Sequence[str]) -> str:
     """The command as JSON results name it: `plan`, `state.list`, `cluster.token.create`."""
-    words = list(itertools.takewhile(lambda word: word.isalpha(), arguments[:3]))
+    words = list(
+        itertools.takewhile(lambda word: word[:1].isalpha() and word.replace("-", "").isalpha(), arguments[:3])
+    )
     depth = 3 if words[:2] == ["cluster", "token"] else 2 if words[:1] and words[0] in _GROUPS else 1
     return ".".join(words[:depth])
 

@@ -332,6 +332,11 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
     ("GET", "/admin/cluster/deployments"): (401, 404),
     ("POST", "/admin/cluster/deployments"): (401, 404),
     ("GET", "/admin/cluster/placement/q"): (401, 404),
+    ("GET", "/admin/cluster/actions"): (401, 404),
+    ("POST", "/admin/cluster/nodes/w/evacuate"): (401, 404),
+    ("POST", "/admin/cluster/nodes/w/restore"): (401, 404),
+    ("POST", "/admin/cluster/nodes/w/confirm-lost"): (401, 404),
+    ("POST", "/admin/cluster/deployments/q/retry"): (401, 404),
     ("GET", "/admin/cluster/vram"): (401, 404),
     ("GET", "/admin/cluster/artifacts"): (401, 404),
     ("GET", "/admin/cluster/metrics"): (401, 404),
@@ -340,7 +345,12 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
 
 
 def _filled(path: str) -> str:
-    return path.replace("{job}", NO_JOB).replace("{digest}", NO_ARTIFACT).replace("{deployment}", "q")
+    return (
+        path.replace("{job}", NO_JOB)
+        .replace("{digest}", NO_ARTIFACT)
+        .replace("{deployment}", "q")
+        .replace("{node}", "w")
+    )
 
 
 OPEN_ROUTES = {route.path for route in ROUTES if route.role == "anyone"}
@@ -394,7 +404,7 @@ READER_FORBIDDEN = {(route.method, route.path) for route in ROUTES if route.role
 async def test_G4_a_role_may_what_the_table_of_routes_says(target: Target) -> None:
     cookie, csrf = await _session(target, "viewer", "only looks")
     rows = (cookie, f"X-CSRF-Token: {csrf}", "Content-Type: application/json")
-    assert len(READER_FORBIDDEN) == 11
+    assert len(READER_FORBIDDEN) == 15
     for route in ROUTES:
         if route.handler in ("login", "logout"):
             continue

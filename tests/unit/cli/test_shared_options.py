@@ -69,6 +69,7 @@ def test_a_shared_option_that_a_command_cannot_follow_is_refused_before_anything
         (("plan", "x.plan"), "plan"),
         (("state", "show", "host.a"), "state.show"),
         (("cluster", "status"), "cluster.status"),
+        (("cluster", "confirm-lost", "w1"), "cluster.confirm-lost"),
         (("cluster", "token", "create"), "cluster.token.create"),
         (("pack", "verify", "here"), "pack.verify"),
     ],
