@@ -62,7 +62,7 @@ def _drift(comparison: Comparison) -> Iterator[Leaf]:
     shown = comparison.observed.decisive
     yield from comparison.edited(_FILES)
     if not shown["running"]:
-        yield Leaf("running", False, True, "the store does not run")
+        yield Leaf("running", False, True, "the store does not run, or takes no writes")
     elif not shown["up_to_date"]:
         yield Leaf("up_to_date", False, True, "the store runs with an older configuration than was installed")
 

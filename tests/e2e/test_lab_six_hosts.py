@@ -153,13 +153,19 @@ def clock_of(role: str) -> Callable[[ClusterLab, Recording], None]:
     return shifted
 
 
-def disk_of(role: str) -> Callable[[ClusterLab, Recording], None]:
-    def full(cluster: ClusterLab, recording: Recording) -> None:
-        host = cluster.running()[0] if role == "worker" else cluster.lease_holder()
-        with recording.fault(f"the disk of a {role} is full", host), filled(host):
-            time.sleep(OUTAGE_S)
+def worker_full(cluster: ClusterLab, recording: Recording) -> None:
+    worker = cluster.running()[0]
+    with recording.fault("the disk of a worker is full", worker), filled(worker):
+        time.sleep(OUTAGE_S)
 
-    return full
+
+def authority_full(cluster: ClusterLab, recording: Recording) -> None:
+    """Its store takes no writes until it is started anew, which an apply does."""
+    holder = cluster.lease_holder()
+    with recording.fault("the disk of an authority is full", holder):
+        with filled(holder):
+            time.sleep(OUTAGE_S)
+        cluster.sbctl("apply", "--yes")
 
 
 ANYWHERE = {
@@ -174,8 +180,8 @@ ANYWHERE = {
     "clock of a worker": clock_of("worker"),
     "clock of a gateway": clock_of("gateway"),
     "clock of an authority": clock_of("authority"),
-    "disk of a worker": disk_of("worker"),
-    "disk of an authority": disk_of("authority"),
+    "disk of a worker": worker_full,
+    "disk of an authority": authority_full,
 }
 OF_THREE = ("store stopped", "store killed", "store wiped", "authority restarted", "clock of an authority")
 

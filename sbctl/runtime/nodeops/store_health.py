@@ -12,12 +12,14 @@ __all__ = ["Health", "look"]
 
 _DEADLINE_S: Final = 2.0
 _MAX_BYTES: Final = 4 * 1024 * 1024
+_WRITE_ERROR: Final = "write error"
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """`config` is the server's own digest of what it read. `leader`: who leads the group, None while nobody does; a store of one leads itself.
-    `connected`: the other members that it sees; `behind`: those of them that the leader, when it is this one, knows to lag."""
+    `connected`: the other members that it sees; `behind`: those of them that the leader, when it is this one, knows to lag. `is_stuck`: a
+    write failed, most likely on a full disk; after that the server takes none until it is started anew, whatever room there is."""
 
     version: str
     config: str
@@ -27,6 +29,7 @@ class Health:
     connected: frozenset[str]
     behind: frozenset[str]
     problem: str | None
+    is_stuck: bool = False
 
 
 def look(port: int, *, others: Collection[str]) -> Health | None:
@@ -38,6 +41,8 @@ def look(port: int, *, others: Collection[str]) -> Health | None:
     group = (_ask(port, "/jsz") or {}).get("meta_cluster") or {}
     routes = (_ask(port, "/routez") or {}).get("routes") or ()
     name = str(told.get("server_name", ""))
+    is_whole = healthy.get("status") == "ok"
+    problem = None if is_whole else str(healthy.get("error") or "it is not ready")[:300]
     leader = str(group.get("leader") or "") or None
     # Who does not lead knows of the leader only.
     replicas = group.get("replicas") or () if leader == name else ()
@@ -45,11 +50,12 @@ def look(port: int, *, others: Collection[str]) -> Health | None:
         version=str(told.get("version", ""))[:64],
         config=str(told.get("config_digest", ""))[:128],
         loaded_at=str(told.get("config_load_time", ""))[:64],
-        is_whole=healthy.get("status") == "ok",
+        is_whole=is_whole,
         leader=leader if others else name,
         connected=frozenset(str(route.get("remote_name", "")) for route in routes) & frozenset(others),
         behind=frozenset(str(one.get("name", "")) for one in replicas if one.get("offline") or not one.get("current")),
-        problem=None if healthy.get("status") == "ok" else str(healthy.get("error") or "it is not ready")[:300],
+        problem=problem,
+        is_stuck=problem is not None and _WRITE_ERROR in problem,
     )
 
 

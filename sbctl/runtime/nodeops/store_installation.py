@@ -162,10 +162,14 @@ class Installation:
         if self._systemd is not None:
             install_units(self._systemd, self._units)
 
-    def is_running(self) -> bool:
+    def is_at_work(self) -> bool:
+        """It runs, and takes writes as far as it says."""
         if self._systemd is not None:
-            return self._systemd.is_active(STORE_UNIT)
-        return supervisor_of(self._context.paths, STORE) is not None
+            is_running = self._systemd.is_active(STORE_UNIT)
+        else:
+            is_running = supervisor_of(self._context.paths, STORE) is not None
+        health = self.look() if is_running else None
+        return is_running and (health is None or not health.is_stuck)
 
     def look(self) -> Health | None:
         return look(self._params.monitor_port, others=self._others)

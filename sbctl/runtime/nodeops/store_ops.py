@@ -65,7 +65,7 @@ def _bring_about(installation: Installation, before: dict[str, Any] | None, *, e
     """By a restart, a reload, or nothing."""
     wanted = installation.wanted
     same_group = before is not None and before.get("group") == wanted["group"]
-    if before is None or before.get("static") != wanted["static"] or not installation.is_running():
+    if before is None or before.get("static") != wanted["static"] or not installation.is_at_work():
         if same_group:
             installation.await_peers()
         installation.write()
@@ -117,7 +117,7 @@ def store_state(context: NodeContext) -> dict[str, Any]:
         "content_sha256": content_digest(*files),
         "unit_sha256": None,
         "version": str(applied.get("version", "")),
-        "running": health is not None,
+        "running": health is not None and not health.is_stuck,
         "up_to_date": health is not None and health.config == applied.get("config"),
         "whole": health is not None and health.is_whole,
         "leader": None if health is None else health.leader,
