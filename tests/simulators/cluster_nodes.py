@@ -44,6 +44,7 @@ IDENTITY_NAMES = {
     "authority_key": "authority-verifying.key",
     "revocations": "revocations.json",
 }
+_HEALTHY_S = 180.0
 QUICK: Mapping[str, int] = {
     "publish_interval_ms": 500,
     "snapshot_ttl_ms": 10_000,
@@ -126,7 +127,7 @@ class ClusterLab:
         for name in self.roles:
             self.start(name)
         for runtime in self.runtimes.values():
-            runtime.await_healthy(60)
+            runtime.await_healthy(_HEALTHY_S)
         return self
 
     def __exit__(self, *_: object) -> None:
