@@ -100,18 +100,21 @@ class ControlRoutes:
     async def drain(self, request: web.Request) -> web.Response:
         by = cast("DrainedBy", request.match_info["by"])
         self._drain.begin(by)
-        await self._noted("host.drain", by)
+        await self._noted("host.drain", self._who(by))
         return web.json_response({"active_requests": self._drain.active})
 
     async def resume(self, request: web.Request) -> web.Response:
         by = cast("DrainedBy", request.match_info["by"])
-        await self._noted("host.resume", by)
+        who = self._who(by)
         self._drain.end(by)
+        await self._noted("host.resume", who)
         return web.json_response({})
 
-    async def _noted(self, action: str, by: DrainedBy) -> None:
+    def _who(self, by: DrainedBy) -> str:
         told = self._drain.state() or {}
-        who = str(told["by"]) if by == "operator" and told.get("persistent") else by
+        return str(told["by"]) if by == "operator" and told.get("persistent") else by
+
+    async def _noted(self, action: str, who: str) -> None:
         ACTING.set(Actor(who, "admin", "control"))
         await asyncio.to_thread(self._note, action, "host", {"active_requests": self._drain.active})
 

@@ -121,8 +121,17 @@ class Jobs:
 
         Raises SbctlError `store_failed`: nothing began. What frees memory or disk begins all the same, and is not durable then.
         """
+        beginning = asyncio.create_task(self._begin(kind, deployment, work, subject or deployment or ""))
+        self._running.add(beginning)
+        beginning.add_done_callback(self._running.discard)
+        # Whoever asked may leave while the row is written: what is written begins.
+        return await asyncio.shield(beginning)
+
+    async def _begin(
+        self, kind: str, deployment: str | None, work: Callable[[Progress], Awaitable[Any]], subject: str
+    ) -> Job:
         now_ms = self._now_ms()
-        row = JobRow(new_ulid(now_ms), kind, subject or deployment or "", "queued", now_ms, now_ms)
+        row = JobRow(new_ulid(now_ms), kind, subject, "queued", now_ms, now_ms)
         is_durable = await asyncio.to_thread(self._store.put_job, row, may_owe=kind in _FREEING)
         live = self._live[row.id] = _Live(row)
         if deployment is not None:

@@ -190,3 +190,17 @@ def test_what_is_owed_is_bounded_and_says_what_was_lost(
     assert len(told) == 513
     assert told[0][1] == "ops-88"
     assert told[-1] == ("audit.lost", "audit", '{"entries":88}')
+
+
+def test_a_caller_that_leaves_while_its_job_is_written_leaves_no_job_that_never_begins(store: RuntimeStore) -> None:
+    async def work() -> None:
+        jobs = Jobs(store, SYSTEM_CLOCK)
+        asking = asyncio.create_task(jobs.begin("load", "q", nothing))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(1)
+        assert [row.state for row in await jobs.rows()] == ["ready"]
+
+    in_virtual_time(work)
