@@ -71,7 +71,6 @@ class ClusterLab:
         self.authority = ClusterAuthority(CLUSTER, server_name="localhost")
         self.kits: dict[str, NodeKit] = {}
         self.runtimes: dict[str, RuntimeProcess] = {}
-        self._stack = ExitStack()
         self._nodes_of_engines: dict[str, str] = {}
         now = SYSTEM_CLOCK.now() - timedelta(hours=1)
         self.kits = {name: self.authority.node(name, *each, now=now) for name, each in roles.items()}
@@ -121,21 +120,26 @@ class ClusterLab:
         engine_program(prefix)
 
     def __enter__(self) -> Self:
-        self._stack.callback(self.store.stop)
-        self.store.start()
-        self.store.wait_ready()
-        for name in self.roles:
-            self.start(name)
-        for runtime in self.runtimes.values():
-            runtime.await_healthy(_HEALTHY_S)
+        with ExitStack() as begun:
+            begun.callback(self._end)
+            self.store.start()
+            self.store.wait_ready()
+            for name in self.roles:
+                self.start(name)
+            for runtime in self.runtimes.values():
+                runtime.await_healthy(_HEALTHY_S)
+            begun.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for runtime in self.runtimes.values():
             if runtime.process.poll() is None:
                 runtime.process.kill()
                 runtime.process.wait()
-        self._stack.close()
+        self.store.stop()
 
     def start(self, name: str) -> RuntimeProcess:
         self.runtimes[name] = RuntimeProcess(self.folder / name, program="tests.simulators.shifted_daemon")
