@@ -209,7 +209,7 @@ class ModelHostModel(Block):
     excluded_devices: Items[DeviceName] = Field(
         default=(),
         max_length=64,
-        description="Devices that engines never get, by their numbers on the host or their ids (GPU-…), as sbctl doctor shows them. Most useful per host: hosts.X.proxy.model_host.",
+        description="Devices that engines never get, by their numbers on the host or their ids (GPU-…), as sbctl doctor --format json shows them. Most useful per host: hosts.X.proxy.model_host.",
     )
     max_parallel_prepares: int = Field(
         default=2, gt=0, le=1024, description="How many deployments a host prepares at once."

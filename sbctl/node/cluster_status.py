@@ -68,6 +68,7 @@ class PlacedRow(_Told):
     node_id: str
     slot: int
     generation: int
+    devices: tuple[int, ...] = ()
     deadline_unix_ms: int | None = None
 
 

@@ -18,6 +18,7 @@ from sbctl.placement.explain import refusal_text, rollout_text
 from sbctl.placement.model import Refusal, RefusalReason, Rollout
 from sbctl.views.cluster_action_views import action_text
 from sbctl.views.layout import joined, safe, sentence
+from sbctl.views.places import place_words
 from sbctl.views.tables import Column, render_fields, render_rows
 
 __all__ = ["alerts", "live_body", "live_exit_code", "live_text"]
@@ -210,8 +211,7 @@ def _leaving(one: StatusDeployment) -> Iterator[str]:
 
 
 def _places(one: StatusDeployment) -> str | None:
-    counted = Counter(row.node_id for row in one.assignments)
-    named = [f"{node} ×{count}" if count > 1 else node for node, count in sorted(counted.items())]
+    named = place_words((row.node_id, row.devices) for row in one.assignments)
     more = len(named) - 2 * _NODES_NAMED
     return ", ".join(named[: 2 * _NODES_NAMED]) + (f" and {more} more" if more > 0 else "") or None
 

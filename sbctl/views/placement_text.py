@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from rich.text import Text
@@ -10,6 +9,7 @@ from rich.text import Text
 from sbctl.base.display import format_bytes, plural
 from sbctl.plan.document import NodeStandingDocument, PlacedDeploymentDocument, PlacementPart
 from sbctl.views.layout import joined, safe, sentence
+from sbctl.views.places import device_words, place_words
 
 __all__ = ["placement_text"]
 
@@ -29,7 +29,7 @@ def placement_text(placement: PlacementPart, *, width: int, explain: bool = Fals
         style = "bold red" if one.unplaced else ""
         text.append_text(sentence(_words(one), indent=2, width=width, style=style))
         for row in one.nodes if explain else ():
-            text.append_text(sentence(_row(row), indent=6, width=width))
+            text.append_text(sentence(_row(row, one), indent=6, width=width))
     for said in _moves(placement):
         text.append_text(sentence(said, indent=2, width=width, first="→ "))
     return text
@@ -37,8 +37,7 @@ def placement_text(placement: PlacementPart, *, width: int, explain: bool = Fals
 
 def _words(one: PlacedDeploymentDocument) -> str:
     """`chat: 2 of 2 on gpu-1, gpu-3; 1.2 GiB a replica`"""
-    nodes = Counter(safe(assigned.node) for assigned in one.assignments)
-    listed = ", ".join(f"{node} ×{count}" if count > 1 else node for node, count in sorted(nodes.items()))
+    listed = ", ".join(place_words((assigned.node, assigned.devices) for assigned in one.assignments))
     where = f" on {listed}" if listed else ""
     need = f"{format_bytes(one.memory_bytes)} a replica" if one.memory_bytes else ""
     missing = f"no place for {one.unplaced}" if one.unplaced else ""
@@ -46,12 +45,15 @@ def _words(one: PlacedDeploymentDocument) -> str:
     return joined((head, need, missing), "; ")
 
 
-def _row(row: NodeStandingDocument) -> str:
+def _row(row: NodeStandingDocument, one: PlacedDeploymentDocument) -> str:
     """What an operator wants to know of one worker: `gpu-2 refused: needs 9.0 GiB of main memory, has 4.0 GiB free: 5.0 GiB short`"""
     name = safe(row.node)
     if row.standing == "refused":
         return f"{name} refused: {safe(row.message)}"
-    facts = [f"score {row.score:.3f}"] if row.score else []
+    here = [assigned.devices for assigned in one.assignments if assigned.node == row.node]
+    devices = device_words(here) if row.standing == "placed" else ""
+    facts = [f"on {devices}"] if devices else []
+    facts += [f"score {row.score:.3f}"] if row.score else []
     facts += ["has the weights"] if row.has_weights else []
     facts += [", ".join(map(safe, row.domains))] if row.domains else []
     slots = f" {', '.join(map(str, row.slots))}" if row.slots else ""

@@ -134,9 +134,11 @@ class Reporter:
         failed = any(
             replica.crash_looping for each in self._reconciler.generations.values() for replica in each.replicas
         )
+        lacking = {one.withheld for one in self.devices.devices} - {"", "excluded_by_operator"}
+        reasons = (*(("crash_loop",) if failed else ()), *(f"device_{code}" for code in sorted(lacking)))
         return HealthReport(
-            state="degraded" if failed else "ready",
-            reason_codes=(*(("crash_loop",) if failed else ()), *((LEAVES,) if self._drain.leaves else ())),
+            state="degraded" if reasons else "ready",
+            reason_codes=(*reasons, *((LEAVES,) if self._drain.leaves else ())),
             peer_plane="ready" if self._plane_is_ready() else "unavailable",
             draining=draining,
         )
