@@ -20,11 +20,12 @@ _TAKE_OVER_S: Final = 30.0
 
 async def take_over(generations: Mapping[str, Generation], adopted: Collection[Slot]) -> set[asyncio.Task[None]]:
     """Engines of `adopted` are ready when this returns; those that take more than half a minute are returned, still on their way."""
-    found = (_replica_of(generations, slot) for slot in adopted)
     loading = [
         asyncio.create_task(_load_adopted(replica))
-        for replica in found
-        if replica is not None and replica.stopped_by is None
+        for name, numbers in _by_deployment(adopted).items()
+        if name in generations
+        for replica in _takers(generations[name], numbers)
+        if replica.stopped_by is None
     ]
     if not loading:
         return set()
@@ -32,10 +33,16 @@ async def take_over(generations: Mapping[str, Generation], adopted: Collection[S
     return late
 
 
-def _replica_of(generations: Mapping[str, Generation], slot: Slot) -> Replica | None:
-    deployment, index = slot
-    generation = generations.get(deployment)
-    return generation.replicas[index] if generation is not None and index < len(generation.replicas) else None
+def _by_deployment(adopted: Collection[Slot]) -> Mapping[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for deployment, number in adopted:
+        found.setdefault(deployment, set()).add(number)
+    return found
+
+
+def _takers(generation: Generation, numbers: Collection[int]) -> list[Replica]:
+    """As many replicas as there are engines, those of the same numbers first."""
+    return sorted(generation.replicas, key=lambda replica: replica.label.replica not in numbers)[: len(numbers)]
 
 
 async def _load_adopted(replica: Replica) -> None:

@@ -140,8 +140,8 @@ class EngineHost(Protocol):
         ...
 
     async def start(self, spec: LaunchSpec, label: EngineLabel) -> RunningEngine:
-        """Running, not yet ready, and its record durable. An adopted engine of this slot that was started in the same way is given
-        instead of a new one: its address is then another than `spec` says.
+        """Running, not yet ready, and its record durable. An adopted engine of this deployment that was started in the same way is given
+        instead of a new one, that of this slot first: its address is then another than `spec` says.
 
         Raises EngineError `engine_spawn_failed`, SbctlError `disk.*`.
         """
@@ -155,7 +155,7 @@ class EngineHost(Protocol):
         ...
 
     def adopted_devices(self, slot: Slot) -> tuple[str, ...] | None:
-        """The devices of the adopted engine that waits for this slot's start; None when none waits."""
+        """The devices of an adopted engine that waits for this slot's start, or for another's of its deployment; None when none waits."""
         ...
 
     async def drop_unclaimed(self) -> None:

@@ -174,8 +174,14 @@ def test_pins_know_their_hosts() -> None:
 def test_a_program_of_the_users_is_made_for_devices_when_it_lists_one(
     tmp_path: Path, fake: Path, acceleration: Any, listed: list[str], state: str
 ) -> None:
-    Path(f"{fake}.control.json").write_text(json.dumps({"devices": listed}))
-    wish = EngineWish("binary", path=str(fake), acceleration=acceleration)
+    lister = tmp_path / "lister"
+    said = "\n".join(["Available devices:", *(f"  {each}" for each in listed)])
+    lister.write_text(
+        f"#!/bin/sh\n[ \"$1\" = --list-devices ] && exec printf '%s\\n' '{said}'\n"
+        f'[ "$1" = --help ] && echo --list-devices\nexec {fake} "$@"\n'
+    )
+    lister.chmod(0o755)
+    wish = EngineWish("binary", path=str(lister), acceleration=acceleration)
     found = find_engine(wish, EngineSite(tmp_path, "", Machine("Linux", "x86_64", "glibc-2.36")))
     assert found.state == state
     if found.build is not None:
