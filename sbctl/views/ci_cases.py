@@ -124,7 +124,7 @@ def _behind_cases(changes: Iterable[ChangeResult]) -> list[Case]:
             "failed",
             f"is {one.state}{f': {one.detail}' if one.detail else ''}",
             (one.next_step,),
-            "cluster.node_behind",
+            "cluster.not_ready",
         )
         for name, one in sorted(found.items())
     ]
