@@ -31,12 +31,13 @@ def refuse_unfit(found: Planned, *, has_file: bool = True) -> None:
     blocked = sorted({check.host for check in blocking})
     without = " ".join(f"--exclude '*.{host}'" for host in blocked)
     leave = f"leave out what is blocked ({without}), " if len(found.plan.hosts) > len(blocked) else ""
-    ways = f"; sbctl doctor shows all of it; {leave}or go on all the same (--accept-blockers)" if has_file else ""
     raise RefusedError(
         "doctor.blocked",
         f"nothing was begun, since this cannot go well: {'; '.join(said)}",
         place=f"host.{first.host}",
-        next_step=f"{first.next_step}{ways}",
+        next_step=f"{first.next_step}; sbctl doctor shows all of it; {leave}or go on all the same (--accept-blockers)"
+        if has_file
+        else first.next_step,
     )
 
 
