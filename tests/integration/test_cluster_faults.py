@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ ROLES: Final[Any] = {
     "gw": ("gateway",), "w1": ("worker",), "w2": ("worker",),
 }  # fmt: skip
 OBSERVERS: Final = ("a1", "a2", "a3", "gw")
-SETTLES_S: Final = 90.0
+SETTLES_S: Final = 120.0
 A_MOMENT_S: Final = 3.0
+_TEN_MINUTES: Final = re.compile(r"\b(59|60)\d s\b")
 
 
 class World:
@@ -197,9 +199,9 @@ def test_a_clock_that_is_ten_minutes_off_loses_no_request_and_is_told(world: Wor
             lab.set_clock(node, off_s)
             for other in others:
                 until(lambda other=other: _told_of(lab, other, node) == "clock_skew", f"{other} counts {node} on")
-                assert "600 s" in _row(lab, other, node)["problem"]
+                assert _TEN_MINUTES.search(_row(lab, other, node)["problem"])
             if node in OBSERVERS:
-                until(lambda: "600 s" in (lab.look(node)["problem"] or ""), f"{node} does not say that it is off")
+                until(lambda: _TEN_MINUTES.search(lab.look(node)["problem"] or "") is not None, f"{node} says nothing")
             if whose.startswith("the"):
                 assert lab.holder() != node
             time.sleep(A_MOMENT_S)
