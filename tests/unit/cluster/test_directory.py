@@ -316,8 +316,11 @@ def test_no_more_nodes_than_a_cluster_may_have(world: World, monkeypatch: pytest
     assert set(world.directory.view(BUNDLE).rows) == {"gpu-a"}
 
 
-def test_nothing_is_used_whose_mark_could_not_be_kept(world: World) -> None:
-    world.directory.fences.close()
+def test_nothing_is_used_whose_mark_could_not_be_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_marks: object) -> None:
+        raise SbctlError("cluster.state_not_written", "no space left", retryable=True)
+
+    monkeypatch.setattr(world.directory.fences, "advance", full)
     with pytest.raises(SbctlError) as caught:
         world.directory.take({"gpu-a": world.snapshot()})
     assert caught.value.code == "cluster.state_not_written"

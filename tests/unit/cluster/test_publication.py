@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sbctl.base.errors import InputError, SbctlError
+from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.runtime.cluster.fences import KeptBundle
 from sbctl.runtime.cluster.publication import key_id, published, refused, shown
 from sbctl.trust.cluster_bundle import verify_cluster_bundle
@@ -49,7 +50,7 @@ def test_what_was_taken_and_what_is_active() -> None:
         pytest.param({"revision": 0}, None, (400, "invalid_bundle"), id="C9"),
         pytest.param({"scope": "x", "cluster_id": "x"}, None, (400, "invalid_bundle"), id="C13"),
         pytest.param({"expires_at": "2020-01-01T00:00:00Z"}, None, (400, "invalid_bundle"), id="C10"),
-        pytest.param({"lineage": "l" * 600_000}, None, (413, "invalid_bundle"), id="C15"),
+        pytest.param({"lineage": "l" * (BUNDLE_MAX_BYTES + 1)}, None, (413, "invalid_bundle"), id="C15"),
     ],
 )
 def test_C6_to_C16_a_refusal_has_the_code_of_the_admin_api(
