@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import random
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from tests.simulators.kill_loop import (
     fresh_seed,
     quick_world,
 )
-from tests.simulators.operator_world import OperatorWorld
+from tests.simulators.operator_world import OperatorWorld, until
 
 SEED = fresh_seed()
 FIRST, STRIDE = every_nth()
@@ -90,17 +89,18 @@ def test_B1_killed_anywhere_the_next_command_converges_and_nothing_finished_is_f
 @pytest.mark.parametrize("then", ["update", "rollback"])
 def test_B1_a_runtime_that_goes_on_after_its_operator_was_killed_is_waited_for(loop: KillLoop, then: Operation) -> None:
     loop.bring("create")
-    loop.world.behaves(slow_load_s=6)
+    loop.world.behaves(loads_until_told=True)
     loop.prepare("update")
     command = loop.world.start("apply", "--yes")
-    command.until_said("apply bundle")
-    time.sleep(1)
+    until(lambda: loop.world.running("--parallel 3"), "the runtime at work on the new bundle", 240)
     command.signal(signal.SIGKILL)
     command.finish()
     loop.prepare(then)
-    done = loop.world.sbctl(*loop.arguments(then))
+    command = loop.world.start(*loop.arguments(then))
+    command.until_said("waiting for the runtime")
+    loop.world.behaves()
+    done = command.finish()
     assert done.code == 0, loop.story(done)
-    assert "waiting for the runtime" in done.err, loop.story(done)
     loop.bring(then)
 
 

@@ -21,7 +21,7 @@ What it does wrong is read from FAKE_LLAMA_CONTROL or `<program>.control.json`, 
     error_status: 503           instead of an answer                header_delay_s: 0.25      before an answer begins
     cut_after_tokens: 1         the connection closes in the stream garbage_sse: true         bytes that are no events
     endless: true               tokens until the client leaves      no_metrics: true          /metrics is not there
-    names_itself: true          its process id in each answer
+    names_itself: true          its process id in each answer      loads_until_told: true    503 of who is started meanwhile
 
 GET /__control says what happened: active, completions, cancelled, tokens.
 """
@@ -105,9 +105,12 @@ class Engine:
         self.tokens_total = 0
         self.prompt_total = 0
         self.loaded_at = time.monotonic() + float(control().get("slow_load_s", 0))
+        self.held = bool(control().get("loads_until_told"))
 
     def ready(self) -> bool:
-        return not control().get("never_ready") and time.monotonic() >= self.loaded_at
+        told = control()
+        self.held = self.held and bool(told.get("loads_until_told"))
+        return not self.held and not told.get("never_ready") and time.monotonic() >= self.loaded_at
 
 
 class Handler(BaseHTTPRequestHandler):
