@@ -99,12 +99,16 @@ class Reporter:
         self._builds: tuple[EngineReport, ...] = ()
         self._looked_s: float | None = None
         self._revision = -1
+        self._places = (cache, cache / "snapshots", engines, engines / "llama_cpp")
+        self._changed: tuple[int, ...] = ()
 
     async def now(self) -> NodeReport:
         loop = asyncio.get_running_loop()
         is_due = self._looked_s is None or loop.time() - self._looked_s >= _DISK_LOOK_S
-        if is_due or self._revision != self._reconciler.revision:
-            self._looked_s, self._revision = loop.time(), self._reconciler.revision
+        # What an apply puts on the disk decides where replicas go a moment later, and they stay there.
+        changed = tuple(_changed_ns(place) for place in self._places)
+        if is_due or self._revision != self._reconciler.revision or changed != self._changed:
+            self._looked_s, self._revision, self._changed = loop.time(), self._reconciler.revision, changed
             self._artifacts, self._builds, self.devices = await asyncio.to_thread(self._look)
         return NodeReport(
             health=self._health(),
@@ -209,6 +213,14 @@ class Reporter:
             availability="available" if found is not None else "acquirable",
             reason_code=None if found is not None else "by_path_only",
         )
+
+
+def _changed_ns(directory: Path) -> int:
+    """When its names changed last; 0 where it is not."""
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _device(device: HostDevice) -> DeviceReport:

@@ -375,6 +375,23 @@ def test_a_gateway_that_starts_while_the_store_is_away_asks_the_nodes_that_it_kn
     _run(tmp_path, scenario)
 
 
+def test_an_engine_that_an_apply_installs_is_told_with_the_next_snapshot(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, _w1 = await world.build(a=("authority",), w1=("worker",))
+        await asyncio.sleep(32)
+        build = world.paths("w1").engines / "llama_cpp" / "9.9.9"
+        build.mkdir(parents=True)
+        digests = {"sha256": "a" * 64, "launcher_sha256": "b" * 64}
+        record = {"schema_version": 1, "engine": "llama_cpp", "launch": "wheel", "version": "9.9.9", **digests}
+        (build / "engine.json").write_text(json.dumps({**record, "wheel": "x.whl", "python": "python3"}))
+        await asyncio.sleep(8)
+        snapshot = a.node.roster.view.rows["w1"].snapshot
+        assert snapshot is not None
+        assert "9.9.9" in {each.version for each in snapshot.engines}
+
+    _run(tmp_path, scenario)
+
+
 def test_a_host_on_its_own_loads_nothing_of_clusters() -> None:
     loaded = (
         "import sys, sbctl.runtime.daemon; print([n for n in sys.modules if 'runtime.cluster' in n or n == 'nats'])"
