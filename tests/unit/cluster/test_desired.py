@@ -109,6 +109,7 @@ def test_every_bundle_is_in_the_archive(tmp_path: Path) -> None:
     assert [one.revision for one in archive.listing()] == [3, 2, 1]
     assert archive.envelope(0, 2) is not None
     assert archive.envelope(0, 9) is None
+    assert archive._connection is not None
     archive._connection.execute("UPDATE bundle SET envelope = 'other' WHERE revision = 2")
     with pytest.raises(SbctlError, match="does not have its digest"):
         archive.envelope(0, 2)
