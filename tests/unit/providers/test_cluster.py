@@ -18,6 +18,8 @@ from sbctl.trust.envelope import open_envelope
 from sbctl.trust.identity import Grant
 from tests.simulators.provider_world import ProviderWorld
 
+pytestmark = pytest.mark.flow
+
 PIN = "SHA256:" + "A" * 43
 ROLES = {
     "auth": "authority",
