@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.simulators.cluster_events import Asked
 from tests.simulators.cluster_nodes import ClusterLab, clustered, until
 from tests.simulators.runtime_world import content, engine_program, member, weights
 
@@ -25,28 +23,6 @@ def _asked(lab: ClusterLab, times: int = 4) -> list[tuple[int, str]]:
     """Requests through the gateway: status and way."""
     answers = [lab.runtimes["gw"].ask() for _ in range(times)]
     return [(status, headers.get("x-sbproxy-route-class", "")) for status, _answer, headers in answers]
-
-
-@contextlib.contextmanager
-def _load(lab: ClusterLab) -> Iterator[list[str]]:
-    """Requests one after another, from three callers, for the length of the block."""
-    answers: list[str] = []
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            status, answer, _ = lab.runtimes["gw"].ask(stream=True)
-            answers.append("ok" if status == 200 and answer.endswith("[DONE]\n\n") else f"{status} {answer}")
-
-    callers = [threading.Thread(target=ask) for _ in range(3)]
-    for caller in callers:
-        caller.start()
-    try:
-        yield answers
-    finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
 
 
 def _ready_slots(lab: ClusterLab) -> list[tuple[str, int]]:
@@ -114,10 +90,11 @@ def test_a_bundle_becomes_replicas_and_nothing_that_dies_is_an_outage(tmp_path: 
         lab.store.wait_ready()
         until(lambda: lab.status("gw")["store"]["state"] == "connected", "the store is not found again")
         changed = clustered(member(weights(tmp_path), program, max_concurrency=3), replicas=2, spread_by=("node_id",))
-        with _load(lab) as answers:
+        with lab.recorder() as recorder:
+            recorder.load(lab.gateway("gw", "q-model"))
             lines = lab.publish("gw", lab.bundle({"q": changed}, 2), 1, wait_s=90)
             assert lines[-1].get("result", {}).get("ready"), (lines[-3:], lab.logs())
-        assert set(answers) == {"ok"}, (set(answers), lab.logs())
+        assert not [one for one in recorder.history().of(Asked) if one.outcome != "ok"], lab.logs()
         assert lab.status("gw")["placement"]["deployments"]["q"]["generation"] == 2
 
         # a gateway that starts anew knows its cluster from the store

@@ -60,7 +60,13 @@ def leading(  # noqa: PLR0917 - the parts of a node
 ) -> Leading:
     """For a node with the role authority."""
     lease = ClusterLease(
-        store, words, fences, holder=config.node_id, clock=clock, ttl_s=max(1, config.lease_ttl_ms // 1000)
+        store,
+        words,
+        fences,
+        holder=config.node_id,
+        clock=clock,
+        ttl_s=max(1, config.lease_ttl_ms // 1000),
+        may_hold=lambda: roster.view.own_ahead_s is None,
     )
     actions = ClusterActions(
         boot_epoch=boot_epoch,

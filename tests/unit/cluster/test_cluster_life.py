@@ -114,8 +114,10 @@ def test_an_authority_whose_clock_is_off_leaves_the_lease_and_says_so(tmp_path: 
         assert ("600 s ahead of" if ahead_s > 0 else "600 s behind") in problem
         await until(lambda: gw.node.roster.view.rows[first.name].exclusion == "clock_skew", at_most_s=2 * MINUTE_S)
         assert "600 s" in gw.node.roster.view.rows[first.name].problem
-        await asyncio.sleep(5 * MINUTE_S)
-        assert world.leader() is not first
+        for _ in range(150):
+            await asyncio.sleep(2)
+            assert first.node.controller is not None
+            assert not first.node.controller.is_leading
         first.clock.ahead_s = 0.0
         await until(lambda: not gw.node.roster.view.rows[first.name].exclusion, at_most_s=MINUTE_S)
         assert status_document(first.node.facts())["problem"] is None
