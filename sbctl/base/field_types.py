@@ -243,7 +243,9 @@ def _device_text(value: object) -> object:
 
 def _check_device(text: str) -> str:
     if _DEVICE_RE.fullmatch(text) is None:
-        raise expected("a device: its number on the host (0), or its id (GPU-…), as sbctl doctor --format json shows them")
+        raise expected(
+            "a device: its number on the host (0), or its id (GPU-…), as sbctl doctor --format json shows them"
+        )
     return str(int(text)) if text.isdigit() else text
 
 
