@@ -70,13 +70,14 @@ def test_E13_two_operators_race_for_one_host_and_one_of_them_wins(fleet: Operato
     other = tmp_path / "checkout"
     fleet.save()
     shutil.copytree(fleet.fleet, other)
-    fleet.behaves(slow_load_s=8)
+    fleet.behaves(loads_until_told=True)
     both = [
         fleet.start("apply", "--yes", "--replace", "deployment.gpu-a/chat"),
         fleet.start("apply", "--yes", "--replace", "deployment.gpu-a/chat", "--file", str(other / "sb.yml")),
     ]
-    done = sorted((one.finish() for one in both), key=lambda one: one.code)
+    until(lambda: any(one.process.poll() is not None for one in both), "one is refused while the other goes on", 120)
     fleet.behaves()
+    done = sorted((one.finish() for one in both), key=lambda one: one.code)
     assert [one.code for one in done] == [0, 6]
     assert "is changing this host (apply serial" in done[1].text
     until(fleet.answers, "answers")

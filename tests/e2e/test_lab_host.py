@@ -187,6 +187,8 @@ def _remove_engine(host: LabHost) -> None:
 
 
 def _remove_weights(host: LabHost) -> None:
+    """Of a runtime that runs, which looks for them every half a minute, the next apply would perhaps find nothing to do."""
+    _stop_service(host)
     host.ssh("rm -rf /var/cache/sbctl/models")
 
 
