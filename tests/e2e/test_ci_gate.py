@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.simulators.operator_world import ROOT, SBCTL, OperatorWorld
+from tests.simulators.operator_world import ROOT, SBCTL, OperatorWorld, new_world
 from tests.simulators.state_server import StateServer, serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -66,6 +66,12 @@ class Fleet:
         self.world.save()
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", why)
+
+    def begin(self, branch: str) -> None:
+        """From what `main` has."""
+        self.git("switch", "-q", "main")
+        self.world.config = json.loads(self.world.file.read_text())
+        self.git("switch", "-q", "-c", branch)
 
     def ci_key(self) -> str:
         """What README says: a key for CI, listed by somebody who is."""
@@ -192,11 +198,12 @@ class GitLab:
         return code, job
 
 
-@pytest.fixture(params=["github", "gitlab"])
-def gate(request: pytest.FixtureRequest, world: OperatorWorld) -> Iterator[tuple[GitHub | GitLab, Fleet]]:
+@pytest.fixture(scope="module", params=["github", "gitlab"])
+def gate(request: pytest.FixtureRequest) -> Iterator[tuple[GitHub | GitLab, Fleet]]:
+    """One that is applied; each test begins a branch of its own from `main`."""
     gitlab = request.param == "gitlab"
     user = "gitlab-ci-token" if gitlab else "fleet"
-    with serving(gitlab=gitlab, user=user, password=PASSWORD) as server:
+    with new_world() as world, serving(gitlab=gitlab, user=user, password=PASSWORD) as server:
         fleet = Fleet(world, server, GATE / "gitlab" if gitlab else GATE)
         secrets = {"SBCTL_SIGNING_KEY": fleet.ci_key(), "STATE_PASSPHRASE": PHRASE, "FLEET_SSH_KEY": "a key"}
         if gitlab:
@@ -210,7 +217,7 @@ def gate(request: pytest.FixtureRequest, world: OperatorWorld) -> Iterator[tuple
 
 def test_a_change_is_reviewed_planned_approved_and_applied(gate: tuple[GitHub | GitLab, Fleet]) -> None:
     runner, fleet = gate
-    fleet.git("switch", "-q", "-c", "change")
+    fleet.begin("change")
     fleet.world.deployments["chat"]["max_concurrency"] = 3
     fleet.commit("three at once")
     asked = len(fleet.server.asked)
@@ -242,15 +249,16 @@ def test_a_change_is_reviewed_planned_approved_and_applied(gate: tuple[GitHub | 
 
 def test_a_change_that_users_notice_and_a_typo_stop_at_the_gate(gate: tuple[GitHub | GitLab, Fleet]) -> None:
     runner, fleet = gate
-    fleet.git("switch", "-q", "-c", "change")
+    fleet.begin("another")
+    fleet.noted.unlink(missing_ok=True)
     fleet.world.config["proxy"]["http_bind_port"] += 1
     fleet.commit("another port")
-    code, job = runner.run("review", "change")
+    code, job = runner.run("review", "another")
     assert code == 4, job.said
     assert "--max-blast-radius restart" in job.said, "the way to allow it"
     assert "17" in fleet.noted.read_text(), "the comment comes first, so that a reader sees why"
     fleet.world.deployments["chat"]["max_concurency"] = 3
     fleet.commit("a typo")
-    code, job = runner.run("review", "change")
+    code, job = runner.run("review", "another")
     assert code == 3
     assert "config.unknown_field" in job.said
