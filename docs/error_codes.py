@@ -82,7 +82,7 @@ NOT_CODES: Final = re.compile(
     r"(?:started|stopped|activated|accepted|refused|cleared|changed|adopted|crashed|drained|resumed|installed|public_changed)"
     r"|artifact\.(?:list|prune)|enrollment\.(?:request|install|remove|ask)|runtime\.certificate"
     r"|weights\.(?:quarantined|collected)|certificate\.(?:public_changed|renewal_failed)"
-    r"|config\.(?:reload|taken|refused)|bundle\.accept|deployments\.replace|deployment\.(?:stopped|released)|audit\.(?:verify|trimmed)|cache\.collect|runtime\.keys"
+    r"|config\.(?:reload|taken|refused)|bundle\.accept|deployments\.replace|deployment\.(?:stopped|released)|audit\.(?:verify|trimmed|lost)|cache\.collect|runtime\.keys"
     r"|models\.(?:list|show|pull|remove|prune|lock|ps|load|stop|drain|reset)"
     r"|(?:attention|general|shortconv|ssm|wkv)\.[a-z_]+|output\.weight|response\.[a-z]+|admin\.port"
     r"|(?:memory|cgroup|cpu|cpuacct)\.[a-z_]+|system\.slice|yaml\.cmake"
@@ -231,7 +231,7 @@ def _of_tuple(node: ast.Tuple) -> Iterator[tuple[str, str, str, str]]:
 
 def _found() -> Iterator[tuple[str, str, str, str]]:
     for path, module in _sources():
-        if path.parent.name == "placement":
+        if path.parent.name == "placement" and path.name != "operator_actions.py":
             continue  # what keeps a replica from a node is no error
         seen: set[int] = set()
         functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -272,7 +272,7 @@ def http_codes() -> dict[str, tuple[int, str]]:
     """Reason codes of the runtime's HTTP answers → status and sentence."""
     known: dict[str, tuple[int, str]] = {code: (status, "") for code, status in HTTP_STATUS.by_code.items()}
     for code, family, sentence, _step in _found():
-        if "." not in code and family and code not in REFUSALS:
+        if ("." not in code or code in HTTP_STATUS.by_code) and family and code not in REFUSALS:
             known[code] = (HTTP_STATUS.status(code), known.get(code, (0, ""))[1] or sentence)
     return {code: (status, HTTP_SENTENCES.get(code) or text) for code, (status, text) in sorted(known.items())}
 

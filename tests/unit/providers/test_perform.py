@@ -15,9 +15,10 @@ from providers.bundle.spec import digest_of
 from providers.registry import PROVIDERS
 from sbctl import __version__
 from sbctl.base.connection import Connection
-from sbctl.base.digests import fingerprint, sha256_file
+from sbctl.base.digests import canonical_json, fingerprint, sha256_file
 from sbctl.base.errors import HostError, InterruptedBySignal, RefusedError, SbctlError, StalePlanError
 from sbctl.base.ids import Address
+from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.base.secret import Secret
 from sbctl.base.truths import Desired, Recorded
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, library_pins, wheel_pin
@@ -477,7 +478,7 @@ def test_a_runtime_that_is_down_is_not_said_to_hold_another_bundle(
 def test_a_bundle_that_no_runtime_takes_is_refused_here(bench: Bench, desired: dict[str, Desired]) -> None:
     bundle = desired["bundle"]
     chat = bundle.spec["deployments"]["chat"]
-    many = {f"chat-{number}": chat for number in range(600)}
+    many = {f"chat-{number:x>56}": chat for number in range(BUNDLE_MAX_BYTES // len(canonical_json(chat)))}
     with pytest.raises(RefusedError) as caught:
         bench.perform(
             "bundle", "bundle.apply", apply_params(None), replace(bundle, spec={**bundle.spec, "deployments": many})
