@@ -128,8 +128,8 @@ class Node:
     async def leave_two(self) -> None:
         """Engines of a daemon before: one that is wanted again, one that is not."""
         host = self.daemon()
-        for label in (CHAT, OLD):
-            await host.leave(await host.start(self.spec(host), label))
+        for label, context in ((CHAT, 512), (OLD, 2048)):
+            await host.leave(await host.start(self.spec(host, context), label))
         await host.close()
 
 
