@@ -34,14 +34,6 @@ def answer_of(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout or "{}"))
 
 
-def blockers() -> list[str]:
-    """What keeps this machine from serving the file, each with its remedy; a taken port is found here, before anything is installed."""
-    checks = answer_of("doctor").get("checks", [])
-    return [
-        f"{check['name']}: {check['detail']}; {check['next_step']}" for check in checks if check["verdict"] == "fail"
-    ]
-
-
 def ask(endpoint: dict[str, Any]) -> str:
     """One chat completion over the OpenAI API."""
     body = {
@@ -58,14 +50,10 @@ def ask(endpoint: dict[str, Any]) -> str:
 def main() -> int:
     planned = sbctl("plan")
     if planned not in (0, 2):
+        say(f"\nThis machine cannot serve it yet. What it serves, and at which ports, stands in {HERE / 'sb.yml'}.")
         return planned
-    if planned == 2:
-        if found := blockers():
-            say("\nThis machine cannot serve it yet:\n  " + "\n  ".join(found))
-            say(f"The ports stand in {HERE / 'sb.yml'}.")
-            return 4
-        if applied := sbctl("apply", "--yes"):
-            return applied
+    if planned == 2 and (applied := sbctl("apply", "--yes")):
+        return applied
     endpoint = answer_of("output")["endpoints"][0]
     say(f"\nQ: {QUESTION}\nA: {ask(endpoint)}\n")
     say(f"It keeps serving. Use it with any OpenAI client, model {endpoint['model']}:")

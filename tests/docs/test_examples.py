@@ -104,7 +104,7 @@ def test_make_run_names_a_taken_port_before_anything_is_installed(quickstart: Se
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(quickstart.moved["8080"])))
         other.listen()
-        shown = "…This machine cannot serve it yet:\n  port of the API: 127.0.0.1:8080 is held by …, or choose another port\nThe ports stand in …sb.yml."
+        shown = "…refused: local: port of the API: 127.0.0.1:8080 is…This machine cannot serve it yet. …sb.yml."
         quickstart.run(Command("python run.py", shown, 4))
     assert not (quickstart.directory.parent / "node").exists()
 
