@@ -245,11 +245,15 @@ def _own_addresses(snapshot: NodeSnapshot) -> frozenset[str]:
 
 
 def _is_ours(holder: PortHolder, snapshot: NodeSnapshot, own: Collection[str]) -> bool:
-    """A port that systemd keeps for a runtime that is down is ours, too: whose of systemd's it is cannot be told from outside."""
+    """Also what still runs from our directory after its program was removed, so that it tells nothing of itself; and a port that systemd keeps
+    for a runtime that is down or tells nothing: whose of systemd's it is cannot be told from outside."""
     if _place(holder.address, holder.port) in own or (holder.pid is not None and holder.pid == snapshot.runtime.pid):
         return True
+    if snapshot.paths is not None and holder.started_as.startswith(snapshot.paths.opt + "/"):
+        return True
     by_systemd = holder.program == "systemd" or (holder.pid is None and holder.user == "root")
-    return by_systemd and snapshot.runtime.unit_path is not None and not snapshot.runtime.running
+    known_here = snapshot.runtime.unit_path is not None or snapshot.marker is not None
+    return by_systemd and known_here and not snapshot.runtime.running
 
 
 def _place(address: str, port: int) -> str:

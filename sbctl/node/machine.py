@@ -27,6 +27,7 @@ __all__ = [
 _FILE_MAX_BYTES = 1 << 20
 _DEVICES_MAX = 64
 _NAME_MAX_CHARS = 128
+_PATH_MAX_CHARS = 1024
 _NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAY_CLASS = "0x03"
 _LISTEN = "0A"
@@ -163,7 +164,8 @@ def _by_device(device: int, path: str, proc: str) -> str:
 
 
 def port_holders(ports: Iterable[int], proc: str = "/proc") -> list[dict[str, Any]]:
-    """Who listens on these TCP ports: `port`, `address`, `user`, and `pid`, `program`, `unit` as far as this user may see them."""
+    """Who listens on these TCP ports: `port`, `address`, `user`, and `pid`, `program`, `started_as`, `unit` as far as this
+    user may see them. `started_as` is the path that the process was started by."""
     wanted = set(ports)
     found: list[tuple[str, dict[str, Any]]] = []
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
@@ -200,7 +202,9 @@ def _holders(inodes: set[str], proc: str) -> dict[str, dict[str, Any]]:
             if inode.startswith("socket:[") and inode[8:-1] in inodes:
                 program = _text(proc + "/" + pid + "/comm").strip()[:_NAME_MAX_CHARS]
                 unit = _unit_of(_text(proc + "/" + pid + "/cgroup"))
-                holders.setdefault(inode[8:-1], {"pid": int(pid), "program": program, "unit": unit})
+                started_as = _text(proc + "/" + pid + "/cmdline").partition("\0")[0][:_PATH_MAX_CHARS]
+                told = {"pid": int(pid), "program": program, "started_as": started_as, "unit": unit}
+                holders.setdefault(inode[8:-1], told)
         if len(holders) == len(inodes):
             break
     return holders

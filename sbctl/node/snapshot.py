@@ -44,12 +44,14 @@ class PythonFact(_Fact):
 
 
 class PortHolder(_Fact):
-    """Who listens on a TCP port. `pid` None: of another user, so this login may see only whose it is. `unit`: systemd's, where it has one."""
+    """Who listens on a TCP port. `pid` None: of another user, so this login may see only whose it is. `started_as`: the path
+    of its program, as it was called. `unit`: systemd's, where it has one."""
 
     port: int = Field(ge=1, le=65535)
     address: str = Field(default="", max_length=64)
     pid: int | None = None
     program: str = Field(default="", max_length=128)
+    started_as: str = Field(default="", max_length=1024)
     user: str = Field(default="", max_length=128)
     unit: str = Field(default="", max_length=128)
 

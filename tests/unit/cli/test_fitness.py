@@ -254,6 +254,10 @@ UNIT = {"unit_path": "/etc/systemd/system/sbctl-runtime.service"}
 SERVES = {**UNIT, "running": True, "healthy": True, "pid": 9, "http_url": "http://127.0.0.1:8080"}
 
 
+def ours_at(path: str) -> PortHolder:
+    return PortHolder(port=8080, address="127.0.0.1", pid=12, program="python", user="root", started_as=path)
+
+
 @pytest.mark.parametrize(
     ("runtime", "holder", "taken"),
     [
@@ -267,6 +271,8 @@ SERVES = {**UNIT, "running": True, "healthy": True, "pid": 9, "http_url": "http:
         (UNIT, PortHolder(port=8080, address="127.0.0.1", user="root"), False),
         (UNIT, NGINX, True),
         ({}, PortHolder(port=8080, address="127.0.0.1", user="root"), True),
+        ({}, ours_at("/o/0.1.0/bin/python"), False),
+        ({}, ours_at("/other/bin/python"), True),
     ],
 )
 def test_a_plan_and_an_apply_know_whether_a_port_is_somebody_else_s(

@@ -106,6 +106,8 @@ def test_the_unit_of_who_listens_is_the_systems(tmp_path: Path, cgroup: str, uni
     (tmp_path / "9/fd").mkdir(parents=True)
     (tmp_path / "9/fd/3").symlink_to("socket:[77]")
     (tmp_path / "9/comm").write_text("web\n")
+    (tmp_path / "9/cmdline").write_text("/opt/web/bin/web\0serve\0")
     (tmp_path / "9/cgroup").write_text(cgroup)
-    told = {"port": 8080, "address": "127.0.0.1", "user": "4242424", "pid": 9, "program": "web", "unit": unit}
+    told = {"port": 8080, "address": "127.0.0.1", "user": "4242424", "pid": 9, "program": "web"}
+    told |= {"started_as": "/opt/web/bin/web", "unit": unit}
     assert port_holders([8080], proc=str(tmp_path)) == [told]
