@@ -59,7 +59,7 @@ class Sample:
 
     at_s: float
     memory_bytes: int
-    """Private to it: what pages of files it shares is no growth of its own."""
+    """What it wrote to: pages of files are no growth of its own, and whether they are private depends on who else has them at the moment."""
     descriptors: int
     threads: int
 
@@ -202,7 +202,8 @@ class SoakWorld:
     def _look(self) -> Sample:
         process = psutil.Process(self.runtime.process.pid)
         with process.oneshot():
-            return Sample(time.monotonic(), process.memory_full_info().uss, process.num_fds(), process.num_threads())
+            memory = process.memory_info()
+            return Sample(time.monotonic(), memory.rss - memory.shared, process.num_fds(), process.num_threads())
 
     def _call(self, model: str, pause_s: float) -> None:
         """One caller: a connection that is kept, every other request streamed."""
