@@ -81,6 +81,15 @@ async def _carry_out(order: PullOrder) -> None:
             )
     except SbctlError as error:
         _tell(error=error.to_wire())
+    except OSError as error:
+        failed = HostError(
+            "runtime.pull_failed",
+            f"weights cannot be kept here: {error.strerror or type(error).__name__}",
+            place=str(error.filename or order.cache),
+            next_step="the cache and all in it have to be the runtime's own, on a disk that takes writes",
+            retryable=True,
+        )
+        _tell(error=failed.to_wire())
     else:
         _tell(
             result={
@@ -95,7 +104,8 @@ def main(argv: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != int(argv[1]):
         return 1  # the daemon died before the signal was asked for
-    os.nice(_NICE)
+    with contextlib.suppress(OSError):  # the hardened unit lets nobody change priorities
+        os.nice(_NICE)
     try:
         order = PullOrder.model_validate_json(sys.stdin.buffer.read(ORDER_MAX_BYTES))
     except ValueError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import json
 import os
 import signal
 import sys
@@ -17,6 +19,7 @@ from sbctl.artifacts.egress import Egress
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import HostError, SbctlError
+from sbctl.runtime import pull_program
 from sbctl.runtime.pull_process import PullProcess
 from tests.simulators.download_server import DownloadServer
 from tests.simulators.gguf_files import tiny_gguf
@@ -113,3 +116,25 @@ async def test_words_that_make_no_sense_are_an_error_that_may_be_tried_again(tmp
         await odd(weights(tmp_path), progress=ignored, note=ignored)
     assert caught.value.code == "runtime.pull_failed"
     assert caught.value.retryable
+
+
+async def test_a_cache_that_takes_nothing_is_told_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("no directory")
+    with DownloadServer({"/w": DATA}) as server, pytest.raises(SbctlError) as caught:
+        await puller(tmp_path)(large(server, DATA), progress=ignored, note=ignored)
+    assert "without a word" not in caught.value.message
+    assert "cache" in str(caught.value.place)
+
+
+def test_a_unit_that_forbids_priorities_keeps_no_weights_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goes on to its order, which this one cannot read."""
+
+    def refused(_by: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "nice", refused)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"no order")))
+    assert pull_program.main(["pull_program", str(os.getppid())]) == 0
+    assert "unreadable" in json.loads(capsys.readouterr().out)["error"]["message"]
