@@ -249,7 +249,8 @@ def install_file(source: Path, target: Path, *, mode: int) -> None:
 
 
 def ensure_directory(path: Path, *, mode: int = 0o700) -> None:
-    """Create `path` and missing parents durably. An existing directory keeps its mode; anything else there is refused."""
+    """Create `path` and missing parents durably, with this mode whatever the process masks. An existing directory keeps its own; anything else
+    there is refused."""
     if path.is_dir():
         return
     if path.parent != path:
@@ -264,16 +265,19 @@ def ensure_directory(path: Path, *, mode: int = 0o700) -> None:
         return
     except OSError as error:
         raise disk_error(error, path) from error
-    if os.geteuid() == 0:
-        _give_directory(path)
+    if mode != 0o700 or os.geteuid() == 0:
+        _settle_directory(path, mode)
     fsync_directory(path.parent)
 
 
-def _give_directory(path: Path) -> None:
+def _settle_directory(path: Path, mode: int) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            give_to_owner(fd, path.parent)
+            if mode & ~os.fstat(fd).st_mode:
+                OPS.chmod(fd, mode)
+            if os.geteuid() == 0:
+                give_to_owner(fd, path.parent)
         finally:
             os.close(fd)
     except OSError as error:

@@ -104,6 +104,7 @@ def main(argv: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != int(argv[1]):
         return 1  # the daemon died before the signal was asked for
+    os.umask(0o022)  # engines of another user read what is fetched; what is nobody else's has modes of its own
     with contextlib.suppress(OSError):  # the hardened unit lets nobody change priorities
         os.nice(_NICE)
     try:

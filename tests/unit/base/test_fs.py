@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,14 @@ def test_a_directory_that_an_overlay_does_not_rename_is_removed_and_replaced_in_
         assert (tmp_path / "image/inner/file").read_text() == "staged"
         assert fs.remove_tree(tmp_path / "image")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_gets_the_mode_that_was_asked_for_whatever_the_process_masks(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        fs.ensure_directory(tmp_path / "cache" / "blobs", mode=0o755)
+        fs.ensure_directory(tmp_path / "own")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache", "cache/blobs", "own")]
+    assert modes == [0o755, 0o755, 0o700]
