@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ from tests.scheduling import misplaced  # noqa: E402
 settings.register_profile("any machine", parent=settings(), deadline=None)
 settings.register_profile("brief", parent=settings.get_profile("any machine"), max_examples=20)
 settings.load_profile("any machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Begun in the background of a shell: what tests start has to take interrupts all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _KEPT = ("SBCTL_REQUIRE_ALL", "SBCTL_CORPUS", "SBCTL_PACKAGE_INDEX", "SBCTL_TEST_CACHE")
 
