@@ -66,6 +66,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(autouse=True)
+def own_mask() -> Iterator[None]:
+    """What a program of ours masks in this process is not masked for the next test."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees the user's home, keys, caches or settings."""
     home = tmp_path_factory.mktemp("home")

@@ -338,12 +338,13 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def copy_stream(reader: BinaryIO, target: Path) -> None:
-    """What is left of `reader` as the new file `target`, with fsync. The target must not exist; it does not after an SbctlError."""
+    """What is left of `reader` as the new file `target`, read-only for everybody, with fsync. The target must not exist; it does not after an SbctlError."""
     try:
         fd = OPS.open(str(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
         try:
             while chunk := reader.read(1 << 20):
                 _write_all(fd, chunk)
+            OPS.chmod(fd, 0o444)
             OPS.fsync(fd)
         finally:
             os.close(fd)
