@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import uvloop  # noqa: E402
 
+from benchmarks.bench_gateway import KEY, request  # noqa: E402
 from benchmarks.mock_engine import END, STREAM, TOKEN  # noqa: E402
 from sbctl.base.digests import sha256_bytes  # noqa: E402
 from sbctl.engines.model import EngineAddress  # noqa: E402
@@ -52,7 +53,6 @@ from sbctl.trust.bundle import ApiKeyEntry, OriginMember  # noqa: E402
 from tests.simulators.engine_world import facts  # noqa: E402
 from tests.simulators.runtime_world import member  # noqa: E402
 
-KEY: Final = "sk-bench"
 CALLERS: Final = 8
 EVENTS: Final = 64
 HISTORY: Final = [
@@ -153,16 +153,6 @@ class Played:
                 return
             await asyncio.sleep(0)
         raise AssertionError(f"nobody answered: {self.callers[0][1].last[:300]!r}")
-
-
-def request(**body: Any) -> bytes:
-    document = {"model": "public", "messages": [{"role": "user", "content": "What is the capital of France?"}], **body}
-    data = json.dumps(document).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
 
 
 Case = tuple[bytes, tuple[bytes, ...]]
