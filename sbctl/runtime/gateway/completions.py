@@ -285,22 +285,19 @@ class Completions:
 
     def _count(self, request: Request, relay: Relay | None, status: int, now_s: float) -> None:
         assert request.served is not None
-        broke = relay is not None and relay.problem is not None
         if relay is not None and relay.problem is not None:
             self._log.warning("stream broke", request_id=request.id, reason=relay.problem.message)
         elif status == 499:
             self._log.info("caller left", request_id=request.id, after_s=round(now_s - request.began_s, 3))
-        first_s = None if relay is None or relay.first_byte_s is None else relay.first_byte_s - request.began_s
         self._meter.finished(
-            Outcome(
+            Outcome.of(
                 request.served.deployment,
                 status,
-                (request.admitted_s or now_s) - request.began_s,
-                first_s,
-                now_s - request.began_s,
-                None if relay is None else relay.usage,
-                broke,
-                request.elsewhere,
+                relay,
+                began_s=request.began_s,
+                admitted_s=request.admitted_s,
+                ended_s=now_s,
+                elsewhere=request.elsewhere,
             )
         )
 

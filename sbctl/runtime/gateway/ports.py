@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sbctl.base.errors import SbctlError
 from sbctl.runtime.gateway.answers import Answer
 from sbctl.runtime.gateway.events import Usage
 from sbctl.runtime.generation import Generation
@@ -13,7 +14,7 @@ from sbctl.runtime.replica import Replica
 from sbctl.runtime.routes import RouteTable
 from sbctl.trust.bundle import ApiKeyEntry, DeploymentMember
 
-__all__ = ["Client", "Desired", "Keys", "Meter", "Outcome", "Served", "Source", "Work"]
+__all__ = ["Client", "Desired", "Heard", "Keys", "Meter", "Outcome", "Served", "Source", "Work"]
 
 
 class Desired(Protocol):
@@ -78,6 +79,19 @@ class Source(Protocol):
     def resume(self) -> None: ...
 
 
+class Heard(Protocol):
+    """What is known of an engine's answer. `first_byte_s`: loop time; `problem`: why it broke once it had begun."""
+
+    @property
+    def first_byte_s(self) -> float | None: ...
+
+    @property
+    def usage(self) -> Usage | None: ...
+
+    @property
+    def problem(self) -> SbctlError | None: ...
+
+
 @dataclass(slots=True)
 class Outcome:
     """How one request went. Times are seconds; None: it did not come so far."""
@@ -91,6 +105,31 @@ class Outcome:
     broke: bool
     elsewhere: bool = False
     """An external provider answered."""
+
+    @classmethod
+    def of(
+        cls,
+        deployment: str,
+        status: int,
+        heard: Heard | None,
+        *,
+        began_s: float,
+        admitted_s: float | None,
+        ended_s: float,
+        elsewhere: bool = False,
+    ) -> Outcome:
+        """From loop times. Who was never admitted queued to the end; `heard` None: no engine was asked."""
+        first_s = None if heard is None else heard.first_byte_s
+        return cls(
+            deployment,
+            status,
+            (ended_s if admitted_s is None else admitted_s) - began_s,
+            None if first_s is None else first_s - began_s,
+            ended_s - began_s,
+            None if heard is None else heard.usage,
+            heard is not None and heard.problem is not None,
+            elsewhere,
+        )
 
 
 class Meter(Protocol):

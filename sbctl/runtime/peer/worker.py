@@ -220,7 +220,6 @@ class PeerWorker:
             raise RefusedError(code, error.message, next_step=error.next_step) from error
 
     async def _answer(self, work: _Work) -> None:
-        loop = asyncio.get_running_loop()
         status = 499
         try:
             await self._ask(work)
@@ -229,17 +228,14 @@ class PeerWorker:
             status = status_of(error)
             raise
         finally:
-            relay, now_s = work.relay, loop.time()
-            first_s = None if relay is None or relay.first_byte_s is None else relay.first_byte_s - work.began_s
             self._meter.finished(
-                Outcome(
+                Outcome.of(
                     work.generation.deployment,
                     status,
-                    (work.admitted_s or now_s) - work.began_s,
-                    first_s,
-                    now_s - work.began_s,
-                    None if relay is None else relay.usage,
-                    relay is not None and relay.problem is not None,
+                    work.relay,
+                    began_s=work.began_s,
+                    admitted_s=work.admitted_s,
+                    ended_s=asyncio.get_running_loop().time(),
                 )
             )
 
