@@ -1,7 +1,8 @@
 """What each host's deployments need of its memory and devices, against what there is: rules over what sb.yml asks and hosts told, pure.
 
 A figure of an estimate or of an observation gets the safety margin of the model host on top; one that the operator wrote, and the catalog's,
-stand as they are. Deployments that compute on the processor share the host's memory; so do the host's parts of those on devices.
+stand as they are. Deployments that compute on the processor share the host's memory; so do the host's parts of those on devices. What lies on
+devices must fit on each of them (`device_layout`), not on all of them together.
 
 What is warm stays loaded, so all of that must fit at once. The others are loaded on demand and take turns (`runtime.residency`), so each of
 them must fit beside what is warm.
@@ -17,6 +18,7 @@ from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.base.display import format_bytes, plural
 from sbctl.base.field_types import byte_size
 from sbctl.catalog.resolve import Resolution
+from sbctl.cli.device_layout import DeviceWish, Layout, devices_of, lay_out
 from sbctl.config.compiled import CompiledDeployment, CompiledHost
 from sbctl.engines.memory import (
     Figure,
@@ -25,10 +27,10 @@ from sbctl.engines.memory import (
     memory_key,
     planned_bytes,
     smaller_launches,
-    usable_device_bytes,
     usable_host_bytes,
 )
 from sbctl.node.snapshot import HostFacts, NodeSnapshot
+from sbctl.placement.model import Device
 from sbctl.views.models_list_views import ModelFit
 
 __all__ = ["DeploymentNeed", "HostNeeds", "model_fit", "need_body", "needs_of", "usable_bytes"]
@@ -46,25 +48,32 @@ def usable_bytes(snapshot: NodeSnapshot) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentNeed:
-    """One deployment on one host. `figure` is of one replica; the others are of all, with the margin.
+    """One deployment on one host. `figure` is of one replica; the others are of all, with the margin. `layout`: on which devices it lies; None: on none.
 
-    What is usable for one that is loaded on demand is what its warm neighbours leave.
+    What is usable for one that is loaded on demand is what its warm neighbours leave: of devices `beside` says what those ask. A warm one is looked at
+    alone, but lies where it does together with the others if all of them fit.
     """
 
     deployment: CompiledDeployment
     figure: Figure
     host_bytes: int
-    device_bytes: int
     usable_host_bytes: int
-    usable_device_bytes: int
+    devices: tuple[Device, ...]
     shape: ModelShape | None
     safety_margin: float
+    layout: Layout | None = None
+    beside: tuple[DeviceWish, ...] = ()
     has_warm_neighbours: bool = False
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self.layout is None else self.layout.total_bytes
 
     @property
     def short_bytes(self) -> int:
         """What is lacking when it is alone here; 0: it fits."""
-        return max(0, self.host_bytes - self.usable_host_bytes, self.device_bytes - self.usable_device_bytes)
+        short_on_devices = 0 if self.layout is None else self.layout.short_bytes
+        return max(0, self.host_bytes - self.usable_host_bytes, short_on_devices)
 
     @property
     def said(self) -> str:
@@ -72,8 +81,8 @@ class DeploymentNeed:
         each = f" ({format_bytes(figure.total_bytes)} a replica)" if replicas > 1 else ""
         beside = " beside what is warm" if self.has_warm_neighbours else ""
         usable = f"{format_bytes(self.usable_host_bytes)} may be used here{beside}"
-        if self.device_bytes:
-            usable = f"{format_bytes(self.usable_device_bytes)} of devices and {usable}"
+        if self.layout is not None:
+            usable = f"{self.layout.said}; {format_bytes(self.usable_host_bytes)} of memory may be used here{beside}"
         short = f", {format_bytes(self.short_bytes)} short" if self.short_bytes else ""
         size = self.host_bytes + self.device_bytes
         need = format_bytes(size)
@@ -83,17 +92,27 @@ class DeploymentNeed:
 
     def remedy(self) -> str:
         """The mildest change of the deployment that fits, by itself."""
-        launch = _launch(self.deployment, on_device=self.device_bytes > 0)
+        launch = _launch(self.deployment, on_device=self.layout is not None)
         for words, smaller in smaller_launches(launch) if self.figure.source == "estimate" else ():
             figure = figure_of(smaller, shape=self.shape, catalog_bytes=0)
-            on_host, on_device = _with_margin(figure, self.deployment, self.safety_margin)
-            if on_host <= self.usable_host_bytes and on_device <= self.usable_device_bytes:
+            if self._holds(figure):
                 return f"set {words}, or choose {_OTHER_HOST}"
+        if self.layout is not None and self.layout.free_bytes is None:
+            return f"set a tensor_parallel that the host has devices of one size for, or choose {_OTHER_HOST}"
         if self.deployment.model.replicas > 1:
             return f"set fewer replicas, or choose {_OTHER_HOST}"
         if self.figure.source == "declared":
             return f"correct memory, or choose {_OTHER_HOST}"
         return f"choose {_OTHER_HOST}; if you know better, say memory: with what a replica needs"
+
+    def _holds(self, figure: Figure) -> bool:
+        """Whether replicas of that figure would fit where this one does not."""
+        if _host_bytes(figure, self.deployment, self.safety_margin) > self.usable_host_bytes:
+            return False
+        if self.layout is None:
+            return True
+        wish = _wish(self.deployment, figure, self.devices, self.safety_margin)
+        return not lay_out(self.devices, (*self.beside, wish))[wish.name].unplaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +122,9 @@ class HostNeeds:
     host: str
     deployments: tuple[DeploymentNeed, ...]
     usable_host_bytes: int
-    usable_device_bytes: int
+    usable_device_bytes: int = 0
+    short_on_devices: int = 0
+    """Of all that is warm, together."""
 
     @property
     def warm(self) -> tuple[DeploymentNeed, ...]:
@@ -127,7 +148,7 @@ class HostNeeds:
         return max(
             0,
             self.warm_host_bytes - self.usable_host_bytes,
-            self.warm_device_bytes - self.usable_device_bytes,
+            self.short_on_devices,
             *(need.short_bytes for need in self.deployments),
         )
 
@@ -154,11 +175,11 @@ def needs_of(host: CompiledHost, snapshot: NodeSnapshot) -> HostNeeds:
     """By what the catalog recorded, what lies in the host's cache, and what was seen there."""
     shapes = {one.artifact: one.shape for one in snapshot.artifacts if one.shape is not None}
     observed = {one.key: one.observed_bytes for one in snapshot.memory}
-    usable, devices = usable_bytes(snapshot), usable_device_bytes(snapshot.host.gpus)
+    usable, devices = usable_bytes(snapshot), devices_of(snapshot.host.gpus)
     margin = host.model_host.safety_margin
     found = []
     for deployment in host.deployments.values():
-        launch = _launch(deployment, on_device=_on_device(deployment, snapshot.host))
+        launch = _launch(deployment, on_device=_on_device(deployment, snapshot.host, devices))
         shape = _shape(deployment, shapes)
         figure = figure_of(
             launch,
@@ -167,9 +188,9 @@ def needs_of(host: CompiledHost, snapshot: NodeSnapshot) -> HostNeeds:
             declared_bytes=byte_size(deployment.model.memory) if deployment.model.memory is not None else None,
             observed_bytes=observed.get(_key(deployment, launch, snapshot)),
         )
-        on_host, on_device = _with_margin(figure, deployment, margin)
-        found.append(DeploymentNeed(deployment, figure, on_host, on_device, usable, devices, shape, margin))
-    return _beside_warm(HostNeeds(host.name, tuple(found), usable, devices))
+        on_host = _host_bytes(figure, deployment, margin)
+        found.append(DeploymentNeed(deployment, figure, on_host, usable, devices, shape, margin))
+    return _on_devices(_beside_warm(HostNeeds(host.name, tuple(found), usable)), devices)
 
 
 def model_fit(found: Resolution, host: CompiledHost | None, snapshot: NodeSnapshot | None) -> ModelFit:
@@ -209,16 +230,57 @@ def model_fit(found: Resolution, host: CompiledHost | None, snapshot: NodeSnapsh
 
 def _beside_warm(needs: HostNeeds) -> HostNeeds:
     on_host = max(0, needs.usable_host_bytes - needs.warm_host_bytes)
-    on_device = max(0, needs.usable_device_bytes - needs.warm_device_bytes)
     if not needs.warm:
         return needs
     told = (
-        need
-        if need.deployment.model.warm
-        else replace(need, usable_host_bytes=on_host, usable_device_bytes=on_device, has_warm_neighbours=True)
+        need if need.deployment.model.warm else replace(need, usable_host_bytes=on_host, has_warm_neighbours=True)
         for need in needs.deployments
     )
     return replace(needs, deployments=tuple(told))
+
+
+def _on_devices(needs: HostNeeds, devices: tuple[Device, ...]) -> HostNeeds:
+    """With the places of those whose engines compute on devices."""
+    wishes = {
+        need.deployment.id: _wish(need.deployment, need.figure, devices, need.safety_margin)
+        for need in needs.deployments
+        if need.figure.device_bytes
+    }
+    together = lay_out(devices, wishes.values())
+    warm = tuple(wish for wish in wishes.values() if wish.is_warm)
+    all_fit = not any(together[wish.name].unplaced for wish in warm)
+    told = []
+    for need in needs.deployments:
+        wish = wishes.get(need.deployment.id)
+        if wish is None:
+            told.append(need)
+        elif wish.is_warm and not all_fit:
+            told.append(replace(need, layout=lay_out(devices, (wish,))[wish.name]))
+        else:
+            beside = () if wish.is_warm else warm
+            told.append(replace(need, layout=together[wish.name], beside=beside))
+    return replace(
+        needs,
+        deployments=tuple(told),
+        usable_device_bytes=sum(device.total_bytes for device in devices),
+        short_on_devices=sum(together[wish.name].short_bytes for wish in warm),
+    )
+
+
+def _wish(
+    deployment: CompiledDeployment, figure: Figure, devices: tuple[Device, ...], safety_margin: float
+) -> DeviceWish:
+    return DeviceWish.of(
+        deployment.id,
+        figure,
+        devices=len(devices),
+        adapter_bytes=_adapter_bytes(deployment),
+        safety_margin=safety_margin,
+        replicas=deployment.model.replicas,
+        is_warm=deployment.model.warm,
+        span=deployment.model.tensor_parallel,
+        takes_all=deployment.engine_policy.acceleration == "vulkan",
+    )
 
 
 def _shape(deployment: CompiledDeployment, cached: Mapping[str, ModelShape]) -> ModelShape | None:
@@ -226,11 +288,13 @@ def _shape(deployment: CompiledDeployment, cached: Mapping[str, ModelShape]) -> 
     return cached.get(deployment.artifact.artifact, deployment.shape)
 
 
-def _on_device(deployment: CompiledDeployment, facts: HostFacts) -> bool:
-    """For a build that is made for devices."""
+def _on_device(deployment: CompiledDeployment, facts: HostFacts, devices: tuple[Device, ...]) -> bool:
+    """For a build that is made for devices. Without any it computes on the processor, unless it is to lie on several, or those that there are are
+    withheld: then the runtime refuses it."""
     policy = deployment.engine_policy
-    built_for_one = policy.launch == "binary" and policy.acceleration in ("cuda", "vulkan")
-    return built_for_one and usable_device_bytes(facts.gpus) > 0
+    built_for_them = policy.launch == "binary" and policy.acceleration in ("cuda", "vulkan")
+    are_withheld = any(gpu.get("withheld") for gpu in facts.gpus)
+    return built_for_them and (bool(devices) or are_withheld or (deployment.model.tensor_parallel or 1) > 1)
 
 
 def _launch(deployment: CompiledDeployment, *, on_device: bool) -> ReplicaLaunch:
@@ -257,12 +321,14 @@ def _key(deployment: CompiledDeployment, launch: ReplicaLaunch, snapshot: NodeSn
     return memory_key(deployment.artifact.artifact, deployment.engine, version, launch)
 
 
-def _with_margin(figure: Figure, deployment: CompiledDeployment, margin: float) -> tuple[int, int]:
-    """Of all replicas, on the host and on devices. Adapters weigh what their files do."""
-    replicas = deployment.model.replicas
-    adapters = sum(adapter.artifact.total_bytes for adapter in deployment.adapters)
-    on_host, on_device = planned_bytes(figure, adapter_bytes=adapters, safety_margin=margin)
-    return on_host * replicas, on_device * replicas
+def _host_bytes(figure: Figure, deployment: CompiledDeployment, margin: float) -> int:
+    """Of all replicas, with the margin. Adapters weigh what their files do."""
+    on_host, _ = planned_bytes(figure, adapter_bytes=_adapter_bytes(deployment), safety_margin=margin)
+    return on_host * deployment.model.replicas
+
+
+def _adapter_bytes(deployment: CompiledDeployment) -> int:
+    return sum(adapter.artifact.total_bytes for adapter in deployment.adapters)
 
 
 def need_body(need: DeploymentNeed) -> dict[str, Any]:
@@ -274,6 +340,8 @@ def need_body(need: DeploymentNeed) -> dict[str, Any]:
         "replica_bytes": figure.total_bytes,
         "host_bytes": need.host_bytes,
         "device_bytes": need.device_bytes,
+        "devices": [] if need.layout is None else [list(numbers) for numbers in need.layout.replicas],
+        "share_bytes": 0 if need.layout is None else need.layout.share_bytes,
         "short_bytes": need.short_bytes,
         "parts": dict(figure.parts()),
         "reason": figure.reason,

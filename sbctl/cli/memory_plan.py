@@ -70,8 +70,9 @@ def _sentence(need: DeploymentNeed, needs: HostNeeds, snapshot: NodeSnapshot) ->
         if replicas > 1
         else " a replica"
     )
+    lies = "" if need.layout is None else f"; {need.layout.said}"
     free = f"; {format_bytes(snapshot.host.memory_available_bytes)} free on {needs.host}"
-    return f"memory: {format_bytes(figure.total_bytes)}{each}, {figure.words}{free}"
+    return f"memory: {format_bytes(figure.total_bytes)}{each}, {figure.words}{lies}{free}"
 
 
 def _unfit(needs: HostNeeds) -> Iterator[str]:

@@ -99,7 +99,8 @@ class Residency:
             self._promised += room
 
     async def reserve(self, wanted: Mapping[Resident, Room], *, leaving: Collection[Resident] = ()) -> None:
-        """Places for all of `wanted` or for none, before any of them starts. Those of `leaving` are counted as free and stay pledged to them.
+        """Places for all of `wanted` or for none, before any of them starts; on devices the largest lie first, as a plan counts them. Those of
+        `leaving` are counted as free and stay pledged to them.
 
         The caller starts nothing of `wanted` that needs the room of `leaving` before that is gone. Raises EngineError `insufficient_capacity`.
         """
@@ -108,7 +109,7 @@ class Residency:
         idle = [holder for holder in self._idle(apart) if holder not in leaving]
         fixed = total(room for holder, room in staying.items() if holder not in idle)
         placed: dict[Resident, Room] = {}
-        for resident, room in wanted.items():
+        for resident, room in sorted(wanted.items(), key=lambda one: -one[1].device_bytes):
             placed[resident] = self._best(room, fixed + total(placed.values()))
         if short := self.budget.short(fixed + total(placed.values())):
             raise self._refused(apart, wanted, short, staying)

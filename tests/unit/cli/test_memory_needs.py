@@ -14,7 +14,7 @@ from sbctl.base.errors import ConfigError
 from sbctl.base.limits import GIB
 from sbctl.catalog.loader import builtin_catalog
 from sbctl.catalog.resolve import resolve
-from sbctl.cli.memory_needs import model_fit, needs_of
+from sbctl.cli.memory_needs import model_fit, need_body, needs_of
 from sbctl.cli.memory_plan import with_memory
 from sbctl.cli.planning import desired_of
 from sbctl.config.compiled import CompiledConfig
@@ -185,8 +185,105 @@ def test_an_engine_on_a_device_needs_the_device_and_a_little_of_the_host(tmp_pat
     assert need.device_bytes > 10 * GIB
     small = {**gpu, "memory_total_bytes": 8 * GIB}
     (short,) = needs_of(host, told(8, facts={"gpus": (small,)})).deployments
-    assert "of devices and" in short.said
+    assert (
+        "11.9 GiB on one device, where 7.2 GiB may be used; 5.6 GiB of memory may be used here, 4.7 GiB short"
+        in short.said
+    )
     assert short.remedy().startswith("set max_context:")
+
+
+_CUDA = "{llama_cpp: {launch: binary, acceleration: cuda}}"
+
+
+def _gpus(*sizes_gib: int, **given: Any) -> dict[str, Any]:
+    listed = (
+        {"number": number, "uuid": f"GPU-{number}", "memory_total_bytes": size * GIB}
+        for number, size in enumerate(sizes_gib)
+    )
+    return {"gpus": tuple({**gpu, **given} for gpu in listed)}
+
+
+@pytest.mark.parametrize(
+    ("written", "sizes", "replicas", "short"),
+    [
+        pytest.param("model: qwen3-8b", (24, 24), ((0,),), False, id="one is enough"),
+        pytest.param("model: qwen3-8b, tensor_parallel: 2", (24, 24), ((0, 1),), False, id="as many as it says"),
+        pytest.param("model: qwen3-8b", (8, 8), ((0, 1),), False, id="the fewest that hold it"),
+        pytest.param("model: qwen3-8b", (8, 10), ((0, 1),), False, id="last, all of them"),
+        pytest.param("model: qwen3-8b, tensor_parallel: 1", (8, 8), (), True, id="both together have it, each has not"),
+        pytest.param("model: qwen3-8b, tensor_parallel: 2", (24,), (), True, id="too few"),
+        pytest.param("model: qwen3-8b, tensor_parallel: 2", (24, 16), (), True, id="not of one size"),
+        pytest.param("model: qwen3-8b, tensor_parallel: 2", (), (), True, id="none at all"),
+        pytest.param("model: qwen3-8b, variant: q4_k_m, replicas: 2", (16, 16), ((0,), (1,)), False, id="one each"),
+        pytest.param("model: qwen3-8b, variant: q4_k_m, replicas: 3", (16, 16), ((0,), (1,)), True, id="one too many"),
+    ],
+)
+def test_each_device_must_hold_what_the_engine_puts_there(
+    tmp_path: Path, written: str, sizes: tuple[int, ...], replicas: tuple[tuple[int, ...], ...], short: bool
+) -> None:
+    host = config(tmp_path, written, engines=_CUDA).hosts["local"]
+    (need,) = needs_of(host, told(32, facts=_gpus(*sizes))).deployments
+    assert need.layout is not None
+    assert need.layout.replicas == replicas
+    assert bool(need.short_bytes) is short is bool(need.layout.unplaced)
+    assert need_body(need)["devices"] == [list(numbers) for numbers in replicas]
+    if short:
+        assert "short" in need.said
+        assert need.remedy()
+
+
+def test_whole_layers_make_the_share_of_each_device_more_than_its_part(tmp_path: Path) -> None:
+    asked = "model: qwen3-8b, tensor_parallel: "
+    one, two = (
+        needs_of(config(tmp_path, f"{asked}{count}", engines=_CUDA).hosts["local"], told(32, facts=_gpus(24, 24)))
+        .deployments[0]
+        .layout
+        for count in (1, 2)
+    )
+    assert one is not None
+    assert two is not None
+    assert one.share_bytes / 2 < two.share_bytes < one.share_bytes
+
+
+def test_a_device_that_engines_do_not_get_holds_nothing(tmp_path: Path) -> None:
+    host = config(tmp_path, "model: qwen3-8b", engines=_CUDA).hosts["local"]
+    (need,) = needs_of(host, told(64, facts=_gpus(24, withheld="needs_reset"))).deployments
+    assert need.short_bytes == need.device_bytes > 0
+    (processor,) = needs_of(host, told(64)).deployments
+    assert (processor.layout, processor.short_bytes) == (None, 0)
+
+
+def test_what_is_warm_on_devices_must_fit_at_once_and_the_largest_lies_first(tmp_path: Path) -> None:
+    small, large = "model: qwen3-8b, max_context: 4096, warm: true", "model: qwen3-8b, warm: true"
+    fits = needs_of(config(tmp_path, small, small, large, engines=_CUDA).hosts["local"], told(64, facts=_gpus(16, 16)))
+    assert [need.layout.replicas for need in fits.deployments if need.layout] == [((1,),), ((1,),), ((0,),)]
+    assert fits.short_bytes == 0
+    over = needs_of(config(tmp_path, large, large, small, engines=_CUDA).hosts["local"], told(64, facts=_gpus(16, 16)))
+    assert [need.short_bytes for need in over.deployments] == [0, 0, 0]
+    assert over.short_bytes == over.short_on_devices > 0
+    assert "short" in over.said
+
+
+def test_what_is_loaded_on_demand_lies_beside_what_is_warm(tmp_path: Path) -> None:
+    cold, warm = "model: qwen3-8b", "model: qwen3-8b, warm: true"
+    needs = needs_of(config(tmp_path, warm, cold, cold, engines=_CUDA).hosts["local"], told(64, facts=_gpus(16, 16)))
+    assert [need.layout.replicas for need in needs.deployments if need.layout] == [((0,),), ((1,),), ((1,),)]
+    (_, tight) = needs_of(
+        config(tmp_path, warm, cold, engines=_CUDA).hosts["local"], told(64, facts=_gpus(20))
+    ).deployments
+    assert tight.short_bytes
+    assert tight.remedy().startswith("set max_context: 2560, or")
+    assert "beside what is warm" in tight.said
+
+
+def test_a_plan_names_the_devices_and_refuses_what_no_one_of_them_holds(tmp_path: Path) -> None:
+    made = config(tmp_path, "model: qwen3-8b, tensor_parallel: 2", engines=_CUDA)
+    fits = _plan(made, told(32, facts=_gpus(24, 24)))
+    (row,) = (change for change in fits.changes if change.address.kind == "deployment")
+    assert "on each of devices 0 and 1; 32.0 GiB free on local" in row.notes[0]
+    (sentence,) = _plan(made, told(32, facts=_gpus(24))).unfit
+    assert "on each of 2 devices of one size, and there are not so many" in sentence
+    assert "set a tensor_parallel that the host has devices of one size for" in sentence
 
 
 def test_a_batch_of_a_whole_text_is_counted_for_vectors() -> None:

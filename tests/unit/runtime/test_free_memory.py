@@ -273,6 +273,24 @@ def test_deployments_on_different_devices_start_beside_each_other_and_never_over
     in_virtual_time(work)
 
 
+def test_of_those_that_an_apply_starts_together_the_largest_lies_first() -> None:
+    async def work() -> None:
+        world = EngineWorld(budget_devices={"gpu-0": 10 * GIB, "gpu-1": 10 * GIB})
+        world.device_bytes = {"tiny": 3 * GIB, "large": 8 * GIB}
+        ports = world.ports()
+        replicas = [
+            Replica(EngineLabel(name, 0, 1), member(facts(), "/e", model=model), ports)
+            for name, model in (("a", "tiny"), ("b", "tiny"), ("c", "large"))
+        ]
+        residency = ports.residency
+        wanted = {one.place: one.place.wanted(Room(0, world.device_bytes[one.member.model])) for one in replicas}
+        await residency.reserve(wanted)
+        lie = [residency._held[one.place].device_ids for one in replicas]
+        assert lie == [("gpu-1",), ("gpu-1",), ("gpu-0",)]
+
+    in_virtual_time(work)
+
+
 def test_a_device_s_lack_is_made_up_by_who_lies_on_it_not_by_a_model_on_the_processor() -> None:
     async def work() -> None:
         world = EngineWorld(budget_devices={"gpu": 10 * GIB})
