@@ -154,7 +154,7 @@ class ClusterWorld:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = LoopClock()
-        self.operator = Operator()
+        self.operator = Operator(self.clock.now)
         self.authority = ClusterAuthority("prod")
         self.store = MemoryCluster(clock=self.clock)
         self.kits: dict[str, NodeKit] = {}

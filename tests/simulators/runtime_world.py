@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ def content(
 
 
 class Operator:
-    """Holds a key and signs."""
+    """Holds a key and signs. `now`: when bundles are issued."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], datetime] = SYSTEM_CLOCK.now) -> None:
+        self._now = now
         self.key = SigningKey.generate()
         self.trust = TrustSet(lineage=LINEAGE, key_epoch=0, signers={"ops": self.key.public_text})
 
@@ -129,7 +131,7 @@ class Operator:
             "scope": SCOPE,
             "key_epoch": 0,
             "revision": revision,
-            "issued_at": rfc3339(SYSTEM_CLOCK.now()),
+            "issued_at": rfc3339(self._now()),
             "content": desired,
             "content_digest": content_digest(desired),
         }
