@@ -10,15 +10,18 @@ import ipaddress
 import os
 import socket
 from collections.abc import Collection, MutableMapping
+from pathlib import Path
 from typing import Final, Literal, Self
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import HostError
+from sbctl.base.fs import remove_file
+from sbctl.engines.model import UNIX_PATH_MAX_BYTES
 from sbctl.node.machine import port_holders
 from sbctl.node.messages import RuntimeConfig
 from sbctl.runtime.listener_proof import port_holder
 
-__all__ = ["HandedOver", "base_url", "bind_tcp", "refuse_taken_ports"]
+__all__ = ["HandedOver", "base_url", "bind_tcp", "bind_unix", "refuse_taken_ports"]
 
 _FIRST_FD: Final = 3
 _FDS_MAX: Final = 64
@@ -84,6 +87,23 @@ def bind_tcp(address: str, port: int) -> socket.socket:
             place=f"{address}:{port}",
             next_step="choose an address that this host has, and a port that its account may use, in sb.yml",
         ) from error
+    return sock
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """For this account alone. What stands there is replaced: the serve lock says that no live daemon has it. Raises HostError
+    `runtime.path_too_long`, SbctlError `disk.*`."""
+    if len(os.fsencode(path)) > UNIX_PATH_MAX_BYTES:
+        raise HostError(
+            "runtime.path_too_long",
+            f"a UNIX socket's path has at most {UNIX_PATH_MAX_BYTES} bytes",
+            place=str(path),
+            next_step="use a shorter state directory",
+        )
+    remove_file(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.bind(str(path))
+    path.chmod(0o600)
     return sock
 
 

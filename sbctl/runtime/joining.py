@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.event_log import EventSink
-from sbctl.runtime.host_devices import HostDevices
+from sbctl.runtime.host_engines import HostEngines
 from sbctl.runtime.identity import HeldIdentity
 from sbctl.runtime.metrics import RuntimeMetrics
-from sbctl.runtime.provision import Provisioner
 from sbctl.runtime.reconcile import Reconciler
-from sbctl.runtime.room import Budget
 from sbctl.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,12 +22,10 @@ __all__ = ["joined"]
 def joined(  # noqa: PLR0917 - the parts of a daemon
     settings: Settings,
     reconciler: Reconciler,
-    provisioner: Provisioner,
+    engines: HostEngines,
     drain: Drain,
     metrics: RuntimeMetrics,
     identity: HeldIdentity | None,
-    budget: Budget,
-    devices: HostDevices,
     events: EventSink,
 ) -> ClusterNode | None:
     """None on a host of its own, and for a daemon that was started by hand. Raises as `ClusterNode`."""
@@ -39,7 +35,17 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     from sbctl.runtime.cluster.gauges import ClusterGauges
     from sbctl.runtime.cluster.node import ClusterNode, Host
 
-    host = Host(settings, reconciler, provisioner, drain, metrics, budget, devices, SYSTEM_CLOCK, events)
+    host = Host(
+        settings,
+        reconciler,
+        engines.provisioner,
+        drain,
+        metrics,
+        engines.budget,
+        engines.devices,
+        SYSTEM_CLOCK,
+        events,
+    )
     node = ClusterNode(host, config)
     metrics.watch_cluster(ClusterGauges(node, SYSTEM_CLOCK))
     if identity is not None:

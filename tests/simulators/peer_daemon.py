@@ -136,7 +136,7 @@ class PeerDaemon(daemon.Daemon):
             return
         cluster = _Cluster(settings.paths.etc / "directory.json")
         client = PeerClient(self._plane_identity, boot_epoch=told["boot_epoch"], clock=SYSTEM_CLOCK)
-        self._data = ClusterGateway(
+        self._gateway = ClusterGateway(
             self._reconciler,
             self._metrics,
             KeyLimits(),
@@ -151,7 +151,7 @@ class PeerDaemon(daemon.Daemon):
         await super()._bind()
         if self._plane is not None:
             sock = bind_tcp("127.0.0.1", 0)
-            self._will_listen(self._plane, sock, tls=self._plane_identity.server_context)
+            self._ports.add(self._plane, sock, tls=self._plane_identity.server_context)
             (self._settings.paths.state / "peer-port").write_text(str(sock.getsockname()[1]))
 
 
