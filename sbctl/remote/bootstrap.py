@@ -53,6 +53,7 @@ _STALL_S: Final = 30.0
 _FACTS_MODULES: Final = ("sbctl.node.paths", "sbctl.node.lease_file", "sbctl.node.machine", "sbctl.node.facts")
 _COMMAND_MODULES: Final = (
     "sbctl.base.errors",
+    "sbctl.base.file_ops",
     "sbctl.base.fs",
     "sbctl.base.flock",
     *_FACTS_MODULES,
@@ -63,6 +64,7 @@ _COMMAND_MODULES: Final = (
 
 _LEASE_MODULES: Final = (
     "sbctl.base.errors",
+    "sbctl.base.file_ops",
     "sbctl.base.fs",
     "sbctl.node.paths",
     "sbctl.node.lease_file",
