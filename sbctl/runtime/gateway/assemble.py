@@ -22,12 +22,15 @@ _NOT_OF_CHOICES: Final = frozenset({"error", "type", "response"})
 _EVENT: Final = re.compile(rb"^(?:data|error):[ \t]*(\{.*)$", re.MULTILINE)
 
 
-def has_end(stream: bytearray, start: int) -> bool:
-    """Whether an engine said behind `start` that its answer is complete."""
-    first, last = sorted((stream.find(b"[DONE]", start), stream.find(b"response.", start)))
-    if last < 0:
-        return False
-    return _END.search(stream, stream.rfind(b"\n", 0, last if first < 0 else first) + 1) is not None
+def has_end(stream: bytearray, start: int) -> tuple[bool, int]:
+    """Whether an engine said in the whole lines behind `start` that its answer is complete, and where to look from next time: each line is
+    looked at twice at most, however the bytes were cut on their way."""
+    end = stream.rfind(b"\n", start) + 1
+    if not end:
+        return False, start
+    said = stream.find(b"[DONE]", start, end) >= 0 or stream.find(b"response.", start, end) >= 0
+    # A mark may have two lines, so the last one stays to be looked at.
+    return said and _END.search(stream, start, end) is not None, max(start, stream.rfind(b"\n", start, end - 1) + 1)
 
 
 def whole_answer(stream: bytes) -> tuple[dict[str, Any], Usage | None]:

@@ -85,7 +85,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whatever it was, the caller is gone
         self._server.closed(self)
-        self._server.free(self._held_bytes)
+        self._server.free(self, self._held_bytes)
         self._held_bytes = 0
         self._transport = None
         self.phase = Phase.LEAVING
@@ -192,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_body(self, data: bytes) -> None:
         try:
-            self._server.hold(len(data))
+            self._server.hold(self, len(data))
             self._held_bytes += len(data)
             if self._body is not None:
                 self._body.feed(data)
@@ -275,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
         self._begun = b""
         self._plain.clear()
         self._body = None
-        self._server.free(self._held_bytes)
+        self._server.free(self, self._held_bytes)
         self._held_bytes = 0
         now_s = self._loop.time()
         if closing:

@@ -69,7 +69,8 @@ class EventStream:
         self._new = b'"model":' + json.dumps(public_name, ensure_ascii=False).encode()
         self._old = b""
         self._keeps_usage = keeps_usage
-        self._rest = b""
+        self._rest = bytearray()
+        """Of a line that has no end yet."""
         self._skips_blank = False
         self.is_done = False
         """The engine said that this was all."""
@@ -80,12 +81,18 @@ class EventStream:
 
         Raises EngineError `upstream_failed` for an endless line or a broken event, and what `engine_error` makes of an error event.
         """
-        if self._rest:
-            data = self._rest + data
         cut = data.rfind(b"\n") + 1
-        block, self._rest = data[:cut], data[cut:]
-        if len(self._rest) > _LINE_MAX_BYTES:
-            raise EngineError("upstream_failed", "the engine sent an event without end", retryable=True)
+        block = data[:cut]
+        if self._rest and cut:
+            self._rest += block
+            block = bytes(self._rest)
+            self._rest.clear()
+        if cut < len(data):
+            self._rest += data[cut:]
+            if len(self._rest) > _LINE_MAX_BYTES:
+                raise EngineError("upstream_failed", "the engine sent an event without end", retryable=True)
+        if not cut:
+            return b""
         if self._is_plain(block):
             return block.replace(self._old, self._new)
         return b"".join([self._line(line) for line in block.split(b"\n")[:-1]])

@@ -23,8 +23,6 @@ __all__ = ["BytesRelay", "DocumentRelay", "Relay", "StreamRelay", "WholeRelay"]
 
 _ANSWER_MAX_BYTES: Final = 64 * MIB
 _ERROR_MAX_BYTES: Final = 64 * 1024
-_END_MAX_BYTES: Final = 64
-"""No mark of an answer's end is longer."""
 _EVENTS_LINES: Final = b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n"
 
 
@@ -181,15 +179,19 @@ class WholeRelay(Relay):
         super().__init__(client, lines, progressed, request_id=request_id)
         self._model = model
         self._stream = bytearray()
+        self._looked = 0
+        """Where the first line begins that may tell of the end."""
 
     def _take(self, data: bytes) -> None:
         if self.ending.is_over:
             return
-        before = max(0, len(self._stream) - _END_MAX_BYTES)
         self._stream += data
         if len(self._stream) > _ANSWER_MAX_BYTES:
             raise EngineError("upstream_failed", "the engine's answer has no end")
-        if has_end(self._stream, before):
+        if b"\n" not in data:
+            return
+        is_over, self._looked = has_end(self._stream, self._looked)
+        if is_over:
             document, self.usage = whole_answer(bytes(self._stream))
             self._whole(compact({**document, "model": self._model}))
 

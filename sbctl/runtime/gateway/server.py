@@ -148,13 +148,13 @@ class GatewayServer:
         if len(self._connections) > self._connections_max and head.path not in PROBE_PATHS:
             raise EngineError("overloaded", "too many connections", retryable=True)
 
-    def hold(self, size: int) -> None:
-        """Bytes of a body arrived. Raises EngineError `overloaded` when all bodies together are too much; `free` what was held."""
+    def hold(self, connection: ClientConnection, size: int) -> None:  # noqa: ARG002 - a listener that knows its callers counts by them
+        """Bytes of a body arrived on a connection. Raises EngineError `overloaded` when all bodies together are too much; `free` what was held."""
         if self._held_bytes + size > self.limits.bodies_bytes:
             raise EngineError("overloaded", "too many bytes of requests", retryable=True)
         self._held_bytes += size
 
-    def free(self, size: int) -> None:
+    def free(self, connection: ClientConnection, size: int) -> None:  # noqa: ARG002
         self._held_bytes -= size
 
     def _look(self) -> None:

@@ -22,7 +22,9 @@ ENGINE_ERRORS: Final = (OSError, TimeoutError)
 _IDLE_S: Final = 4.0
 _CONNECT_S: Final = 5.0
 _LEAVE_S: Final = 1.0
-_HEAD_MAX_BYTES: Final = 64 * 1024
+_BARE_MAX_BYTES: Final = 64 * 1024
+"""Heads, trailers and chunk lines that an answer may have without a byte of its body."""
+_WRITTEN_AT_ONCE_MAX_BYTES: Final = 64 * 1024
 _WRITE_HIGH_BYTES: Final = 256 * 1024
 
 
@@ -69,7 +71,8 @@ class EngineConnection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._sink: AnswerSink | None = None
         self._fields: dict[bytes, bytes] = {}
-        self._head_bytes = 0
+        self._bare_bytes = 0
+        """Since the question, or the last piece of a body: heads, trailers, and what stands between chunks."""
         self._head_seen = False
         self._received: list[bytes] = []
         """Pieces of the body in the bytes that are being read."""
@@ -87,10 +90,10 @@ class EngineConnection(asyncio.Protocol):
         """Ask; `sink` gets the answer. One request at a time."""
         assert self._sink is None
         self._sink = sink
-        self._head_bytes = 0
+        self._bare_bytes = 0
         if self._transport is None or not self.is_open:
             self._break("the engine closed the connection")
-        elif len(body) < _HEAD_MAX_BYTES:
+        elif len(body) < _WRITTEN_AT_ONCE_MAX_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
@@ -154,20 +157,20 @@ class EngineConnection(asyncio.Protocol):
             # Nothing was asked: it is not known any more what belongs to what.
             self._drop()
             return
-        if not self._head_seen:
-            self._head_bytes += len(data)
+        self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
             self._break("the engine spoke no HTTP")
             return
         if self._received:
+            self._bare_bytes = 0
             body = self._received[0] if len(self._received) == 1 else b"".join(self._received)
             self._received.clear()
             self._sink.data(body)
         if self._is_complete:
             self._complete()
-        if self._head_bytes > _HEAD_MAX_BYTES and not self._head_seen and self.is_open:
+        if self._bare_bytes > _BARE_MAX_BYTES and self._sink is not None:
             self._break("the engine's head has no end")
 
     def eof_received(self) -> None:

@@ -1,11 +1,14 @@
 """Who may answer for a deployment, out of the snapshots that nodes published. Pure.
 
 Every replica that is left out is counted under the stage that left it out: its generation, its node's health, the node's address, its own
-state, its adapters. Snapshots are believed here: whoever hands them over has checked signatures, fences and age.
+state, its adapters. Snapshots are believed here: whoever hands them over has checked signatures, fences and age. An address that nobody could
+connect to is none.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from sbctl.node.cluster_documents import NodeSnapshotDocument, ReplicaReport
 from sbctl.runtime.peer.choice import Candidate, ReplicaKind
 from sbctl.trust.peer_documents import Peer
 
-__all__ = ["ExclusionStage", "KnownNode", "Selection", "Serving", "region_of", "select"]
+__all__ = ["ExclusionStage", "KnownNode", "Selection", "Serving", "endpoint_of", "region_of", "select"]
 
 ExclusionStage = Literal["generation", "health", "endpoint", "state", "adapter"]
 _REGION_LABELS: Final = ("region", "topology.kubernetes.io/region")
@@ -28,6 +31,9 @@ _KINDS: Final[Mapping[str, ReplicaKind]] = {
     "stopped": "cold",
 }
 _KIND_ORDER: Final[tuple[ReplicaKind, ...]] = ("ready", "starting", "cold")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+_PORT_CHARS_MAX: Final = 5
+_PORT_MAX: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,24 @@ class Selection:
 def region_of(labels: Mapping[str, str]) -> str:
     """Empty when a node says nothing of it."""
     return next((labels[name] for name in _REGION_LABELS if name in labels), "")
+
+
+def endpoint_of(address: str) -> tuple[str, int] | None:
+    """Host and port of `host:port`, an IPv6 address in brackets; None for anything else, whatever a node says of itself."""
+    host, _, digits = address.rpartition(":")
+    if (
+        not digits.isascii()
+        or not digits.isdigit()
+        or len(digits) > _PORT_CHARS_MAX
+        or not 0 < int(digits) <= _PORT_MAX
+    ):
+        return None
+    if not (host.startswith("[") and host.endswith("]")):
+        return (host, int(digits)) if _NAME.fullmatch(host) else None
+    try:
+        return str(ipaddress.IPv6Address(host[1:-1])), int(digits)
+    except ValueError:
+        return None
 
 
 def select(
@@ -105,7 +129,8 @@ def _node_stage(snapshot: NodeSnapshotDocument, *, is_local: bool) -> ExclusionS
     health = snapshot.health
     if health.state == "unhealthy" or health.draining or (health.peer_plane == "unavailable" and not is_local):
         return "health"
-    if "worker" not in snapshot.node.roles or (snapshot.node.peer_address is None and not is_local):
+    address = snapshot.node.peer_address
+    if "worker" not in snapshot.node.roles or not (is_local or (address is not None and endpoint_of(address))):
         return "endpoint"
     return None
 

@@ -21,6 +21,7 @@ from sbctl.runtime.gateway.ports import Client
 from sbctl.runtime.gateway.relay import Relay
 from sbctl.runtime.gateway.upstream import EngineConnection, Pool
 from sbctl.runtime.log import get_log
+from sbctl.runtime.peer.candidates import endpoint_of
 from sbctl.runtime.peer.choice import Candidate
 from sbctl.runtime.peer.codes import retry_class
 from sbctl.runtime.peer.envelope import Audience, Errand, body_digest, sign_dispatch
@@ -53,20 +54,20 @@ class PeerPool(Pool):
 
     def __init__(self, worker: Candidate, identity: PlaneIdentity) -> None:
         super().__init__(idle_s=_IDLE_S)
-        host, _, port = worker.address.rpartition(":")
+        self._endpoint = endpoint_of(worker.address)
         self.address = worker.address
         self.certificate_sha256 = worker.certificate_sha256
         self.peer = worker.peer
-        self._host, self._port = host.strip("[]"), int(port)
         self._identity = identity
 
     async def _connect(self) -> EngineConnection:
         if len(self._open) >= _CONNECTIONS_MAX:
             raise EngineError("overloaded", "too many requests are at this worker", retryable=True)
+        if self._endpoint is None:
+            raise ConnectionError("its address is none")
         transport, made = await asyncio.get_running_loop().create_connection(
             self._make,
-            self._host,
-            self._port,
+            *self._endpoint,
             ssl=self._identity.client_context,
             server_hostname="",
             ssl_handshake_timeout=_HANDSHAKE_S,

@@ -3,6 +3,9 @@
 A connection belongs to one certificate. When that is revoked its next request is refused, and the connection is cut within a second,
 whatever runs on it; a connection that has lived for an hour ends behind its next answer. A peer whose machine or link is gone is noticed
 by TCP within seconds, so that no permit waits for it.
+
+One gateway takes three quarters of the connections and of the memory for bodies at most, and all nodes that are no gateways a handful of
+connections together, in which they are told that they are none: whoever holds a key of the cluster does not shut out the others.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ import hashlib
 import os
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
+from sbctl.base.errors import EngineError, SbctlError
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.server import App, GatewayLimits, GatewayServer
 from sbctl.runtime.peer.framing import FRAME_MAX_BYTES
 from sbctl.runtime.peer.identity import ALPN, PlaneIdentity
+from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.peer_documents import Peer, PeerMark
 
 if TYPE_CHECKING:
@@ -27,6 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["PEER_LIMITS", "PeerConnection", "PeerListener", "leaf_digest", "notice_loss"]
 
 PEER_LIMITS: Final = GatewayLimits(idle_s=300.0, connections=256, body_bytes=FRAME_MAX_BYTES)
+_SHARE: Final = 0.75
+"""Of what a listener has, for one certificate."""
+_STRANGERS_MAX: Final = 16
+_STRANGERS: Final = ""
+"""The share of all certificates that name no gateway."""
 _GRACE_S: Final = 0.5
 """So long a revoked peer may be told why."""
 _AGE_MAX_S: Final = 3600.0
@@ -42,6 +53,16 @@ def leaf_digest(transport: asyncio.BaseTransport) -> str | None:
     if secured is None or shown is None or secured.selected_alpn_protocol() != ALPN:
         return None
     return hashlib.sha256(shown).hexdigest()
+
+
+def _share_of(transport: asyncio.BaseTransport, certificate_sha256: str) -> str:
+    """By what a connection is counted, from what its certificate says."""
+    shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    try:
+        claims = certificate_facts(ssl.DER_cert_to_PEM_cert(shown)).claims
+    except SbctlError:
+        return _STRANGERS
+    return certificate_sha256 if "gateway" in claims.roles else _STRANGERS
 
 
 def notice_loss(transport: asyncio.BaseTransport) -> None:
@@ -60,6 +81,8 @@ class PeerConnection(ClientConnection):
     def __init__(self, server: PeerListener) -> None:
         super().__init__(server)
         self.certificate_sha256 = ""
+        self.share: str | None = None
+        """By what it is counted; None before its certificate is known."""
         self.peer: Peer | None = None
         self._opened_s = server.loop.time()
         self._cut_s: float | None = None
@@ -71,6 +94,10 @@ class PeerConnection(ClientConnection):
             cast("Transport", transport).abort()
             return
         self.certificate_sha256 = shown
+        self.share = _share_of(transport, shown)
+        if not cast("PeerListener", self._server).lets_in(self):
+            cast("Transport", transport).abort()
+            return
         notice_loss(transport)
 
     def end_behind_answer(self) -> None:
@@ -107,6 +134,9 @@ class PeerListener(GatewayServer):
         super().__init__(app, limits)
         self._identity = identity
         self._marks = marks
+        self._counted: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+        """Connections, and bytes of bodies, by share."""
         identity.on_change(self._judge_anew)
 
     async def listen(self, sock: socket.socket) -> None:
@@ -115,6 +145,33 @@ class PeerListener(GatewayServer):
 
     def _make(self) -> PeerConnection:
         return PeerConnection(self)
+
+    def lets_in(self, connection: PeerConnection) -> bool:
+        """Count it with its peer's others; whether there is room for it among them."""
+        assert connection.share is not None
+        self._counted[connection.share] += 1
+        most = _STRANGERS_MAX if connection.share == _STRANGERS else max(1, int(self._connections_max * _SHARE))
+        return self._counted[connection.share] <= most
+
+    def closed(self, connection: ClientConnection) -> None:
+        super().closed(connection)
+        assert isinstance(connection, PeerConnection)
+        if connection.share is not None:
+            _less(self._counted, connection.share, 1)
+
+    def hold(self, connection: ClientConnection, size: int) -> None:
+        assert isinstance(connection, PeerConnection)
+        assert connection.share is not None
+        if self._held[connection.share] + size > self.limits.bodies_bytes * _SHARE:
+            raise EngineError("overloaded", "too many bytes of this gateway's requests", retryable=True)
+        super().hold(connection, size)
+        self._held[connection.share] += size
+
+    def free(self, connection: ClientConnection, size: int) -> None:
+        super().free(connection, size)
+        assert isinstance(connection, PeerConnection)
+        if size and connection.share is not None:
+            _less(self._held, connection.share, size)
 
     def _judge_anew(self) -> None:
         """The list or the CA is another: who would not be let in any more goes, and so does who never said who it is. Others come anew behind
@@ -126,3 +183,10 @@ class PeerListener(GatewayServer):
                 connection.condemn()
             else:
                 connection.end_behind_answer()
+
+
+def _less(counts: Counter[str], share: str, number: int) -> None:
+    """What is nothing any more is forgotten: peers come and go."""
+    counts[share] -= number
+    if counts[share] <= 0:
+        del counts[share]

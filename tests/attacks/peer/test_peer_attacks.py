@@ -541,12 +541,56 @@ async def test_G8_G9_heads_and_frames_that_are_not_taken(
 
 
 async def test_G6_connections_beyond_the_cap_are_refused_and_others_go_on(cluster: PeerWorld) -> None:
-    worker, gateway = await cluster.worker(connections=2), cluster.gateway()
-    async with gateway.connected(worker), gateway.connected(worker):
+    worker, gateway, other = await cluster.worker(connections=2), cluster.gateway(), cluster.gateway("gw-b")
+    async with gateway.connected(worker), other.connected(worker):
         await cluster.until(lambda: len(worker.listener._connections) == 2)
-        assert await gateway.send(worker, *gateway.envelope(worker)) == (503, "overloaded")
+        third = cluster.gateway("gw-c")
+        assert await third.send(worker, *third.envelope(worker)) == (503, "overloaded")
     await cluster.until(lambda: not worker.listener._connections)
     assert await gateway.send(worker, *gateway.envelope(worker)) == (200, "")
+
+
+async def test_G6_one_gateway_takes_three_quarters_of_the_connections_at_most(cluster: PeerWorld) -> None:
+    worker, thief, gateway = await cluster.worker(connections=8), cluster.gateway("gw-b"), cluster.gateway()
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(6):
+            await held.enter_async_context(thief.connected(worker))
+        await cluster.until(lambda: len(worker.listener._connections) == 6)
+        with contextlib.suppress(OSError):
+            reader, _ = await held.enter_async_context(thief.connected(worker))
+            assert await reader.read() == b"", "the seventh is cut without a word"
+        assert await gateway.send(worker, *gateway.envelope(worker)) == (200, "")
+    await cluster.until(lambda: not worker.listener._connections)
+    assert not worker.listener._counted
+    assert await thief.send(worker, *thief.envelope(worker)) == (200, "")
+
+
+async def test_G6_nodes_that_are_no_gateways_share_a_handful_of_connections(cluster: PeerWorld) -> None:
+    worker, gateway = await cluster.worker(), cluster.gateway()
+    others = [cluster.gateway(f"w-{number}", "worker") for number in range(3)]
+    async with contextlib.AsyncExitStack() as held:
+        for number in range(16):
+            await held.enter_async_context(others[number % 3].connected(worker))
+        await cluster.until(lambda: len(worker.listener._connections) == 16)
+        with contextlib.suppress(OSError):
+            reader, _ = await held.enter_async_context(others[0].connected(worker))
+            assert await reader.read() == b""
+        assert await gateway.send(worker, *gateway.envelope(worker)) == (200, "")
+
+
+async def test_G7_bodies_of_one_gateway_leave_room_for_those_of_others(cluster: PeerWorld) -> None:
+    worker, thief, gateway = await cluster.worker(bodies_bytes=100_000), cluster.gateway("gw-b"), cluster.gateway()
+    async with contextlib.AsyncExitStack() as held:
+        for size in (40_000, 30_000):
+            _, writer = await held.enter_async_context(thief.connected(worker))
+            writer.write(raw_dispatch(b"").replace(b"Content-Length: 0", b"Content-Length: 60000") + b"x" * size)
+        await cluster.until(lambda: worker.listener._held_bytes == 70_000)
+        reader, writer = await held.enter_async_context(thief.connected(worker))
+        writer.write(raw_dispatch(b"").replace(b"Content-Length: 0", b"Content-Length: 60000") + b"x" * 20_000)
+        assert await read_refusal(reader) == (503, "overloaded")
+        assert await gateway.send(worker, *gateway.envelope(worker)) == (200, "")
+    await cluster.until(lambda: not worker.listener._connections)
+    assert (worker.listener._held_bytes, +worker.listener._held) == (0, {})
 
 
 async def test_a_connection_does_not_live_for_ever(cluster: PeerWorld) -> None:
