@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sbctl.artifacts.cache_root import check_root
+from sbctl.artifacts.disk_space import fetched_bytes, taken_bytes
 from sbctl.artifacts.formats.architectures import read_shape
 from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.locks import artifact_lock_path, hold, lease_path, mutation_lock_path, require_locks
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
-from sbctl.artifacts.partial import fetched_bytes, taken_bytes
 from sbctl.artifacts.seal import MANIFEST, Manifest, broken_seal, digest_of_name, read_manifest, seal_files
 from sbctl.artifacts.usage import forget_usage, note_use
 from sbctl.base import fs

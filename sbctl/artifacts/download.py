@@ -20,10 +20,11 @@ from yarl import URL
 
 from sbctl.artifacts.archive import read_member
 from sbctl.artifacts.claim import Claim, Claimant
+from sbctl.artifacts.disk_space import held_bytes, require_space
 from sbctl.artifacts.fetch_policy import parse_url, shown
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.http_answers import pause_s, size_error
-from sbctl.artifacts.partial import Partial, Validator, held_bytes, require_space
+from sbctl.artifacts.partial import Partial, Validator
 from sbctl.artifacts.sources import ArchivePin, Location, NamedSource
 from sbctl.artifacts.transfer import Transfer, source_place
 from sbctl.base import fs

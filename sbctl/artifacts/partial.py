@@ -1,11 +1,11 @@
 """A download that is not finished: a file of its full length that fills up, and a journal of the ranges that are in it.
 
     <target>.<token>.part        the bytes, written at their place
-    <target>.<token>.journal     what they are of, then one line for each range that was written, and for each moment when all was on the disk
+    <target>.<token>.journal     what they are of, which ranges were written, and what of that is on the disk (`partial_journal`)
 
 Rules: both are of one process, made O_EXCL|O_NOFOLLOW under a name that nobody can guess. What a process leaves is adopted by rename, which
-one can do; of a process that may still live it is copied, so that nobody else writes into what is hashed. Lines of this boot count: the
-kernel has their bytes. After another boot those count that were on the disk. The digest covers the whole file and decides in the end.
+one can do; of a process that may still live it is copied, so that nobody else writes into what is hashed. The digest covers the whole file
+and decides in the end.
 """
 
 from __future__ import annotations
@@ -13,71 +13,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import stat
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sbctl.artifacts.claim import Claim, Owner, fate, is_local, own_identity
+from sbctl.artifacts.claim import Claim, Owner, fate, is_local
+from sbctl.artifacts.disk_space import space_missing
+from sbctl.artifacts.partial_journal import UNKNOWN_LENGTH, JournalRecord, first_lines, left_behind
 from sbctl.artifacts.prefix_hash import PrefixHash
 from sbctl.artifacts.ranges import Pieces
 from sbctl.base import fs
-from sbctl.base.display import format_bytes
-from sbctl.base.errors import ArtifactError, InputError, SbctlError
-from sbctl.base.limits import MIB
+from sbctl.base.errors import SbctlError
 
-__all__ = ["Partial", "Validator", "fetched_bytes", "held_bytes", "require_space", "taken_bytes"]
+__all__ = ["Partial", "Validator"]
 
 _COPY_BYTES: Final = 1 << 20
-_JOURNAL_MAX_BYTES: Final = 16 * MIB
-_SPACE_MARGIN_BYTES: Final = 16 * MIB
-_BLOCK_BYTES: Final = 512
-"""Of st_blocks, whatever the filesystem's own are."""
-_UNKNOWN: Final = 1 << 62
-"""The length of a file of which nobody says how long it is."""
-
-
-def require_space(directory: Path, need_bytes: int) -> None:
-    """Raises ArtifactError `disk.full`, with both figures, when `directory` cannot take `need_bytes` more and a margin."""
-    free = fs.free_bytes(directory)
-    if need_bytes > 0 and free is not None and free < need_bytes + _SPACE_MARGIN_BYTES:
-        raise _full(directory, need_bytes + _SPACE_MARGIN_BYTES, free)
-
-
-def held_bytes(target: Path) -> int:
-    """What unfinished files of `target` take on the disk, space that is reserved for what has not come included: whoever goes on with
-    them, or begins anew in their place, does not need it once more. Never fails."""
-    return _blocks(target.parent, lambda name: name.startswith(f"{target.name}.") and name.endswith(".part"))
-
-
-def taken_bytes(directory: Path) -> int:
-    """The same of all downloads in a directory, with files that are whole already. Never fails."""
-    return _blocks(directory, lambda name: name.endswith(".part") or _is_whole(name))
-
-
-def _blocks(directory: Path, counts: Callable[[str], bool]) -> int:
-    total = 0
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(directory):
-            if counts(entry.name):
-                total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
-    return total
-
-
-def _is_whole(name: str) -> bool:
-    return not (name.endswith((".part", ".journal")) or ".claim-" in name)
-
-
-def _full(directory: Path, need_bytes: int, free: int) -> ArtifactError:
-    return ArtifactError(
-        "disk.full",
-        f"{format_bytes(need_bytes)} are needed here and {format_bytes(free)} are free",
-        place=str(directory),
-        next_step="free space on this filesystem or choose another cache directory, then run again: what was fetched is kept",
-        detail={"need_bytes": need_bytes, "free_bytes": free},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +38,6 @@ class Validator:
 
     place: str
     etag: str
-
-
-@dataclass(slots=True)
-class _Record:
-    """A journal as it was read."""
-
-    sha256: str
-    total: int
-    validators: dict[str, str]
-    ranges: list[tuple[int, int]]
-    places: set[str]
-    owner: Owner | None
-    synced: list[tuple[int, int]] = field(default_factory=list)
-    """Those of `ranges` that are on the disk."""
-    released: bool = False
-
-    @property
-    def is_of_this_boot(self) -> bool:
-        return self.owner is not None and self.owner.boot != "" and self.owner.boot == own_identity().boot
 
 
 class Partial:
@@ -116,7 +49,7 @@ class Partial:
         self.journal_path = target.with_name(f"{target.name}.{claim.token}.journal")
         self.places: set[str] = set()
         """Of all sources that brought bytes."""
-        self.pieces = Pieces(_UNKNOWN)
+        self.pieces = Pieces(UNKNOWN_LENGTH)
         self._sha256 = sha256
         self._size_bytes = size_bytes
         self._validators: dict[str, str] = {}
@@ -129,17 +62,17 @@ class Partial:
     @property
     def total(self) -> int | None:
         """Length of the whole file; None while nobody has said it."""
-        return None if self.pieces.total == _UNKNOWN else self.pieces.total
+        return None if self.pieces.total == UNKNOWN_LENGTH else self.pieces.total
 
     def open(self) -> None:
         """Go on with what an earlier process left, if it is of the same bytes; else with nothing. Raises SbctlError `disk.*`."""
-        best: tuple[str, _Record] | None = None
-        for stem, record in _left_behind(self.target):
+        best: tuple[str, JournalRecord] | None = None
+        for stem, record in left_behind(self.target):
             if record is not None and not (record.released or _is_gone(record.owner, self.target.parent)):
                 best = best or ((stem, record) if self._fits(record) else None)
             elif record is None or not self._fits(record) or not self.target.with_name(stem + ".part").exists():
                 _remove(self.target.with_name(stem + ".part"), self.target.with_name(stem + ".journal"))
-            elif best is None or _bytes_of(record) > _bytes_of(best[1]):
+            elif best is None or record.done_bytes > best[1].done_bytes:
                 best = (stem, record)
         try:
             if best is not None and self._adopt(*best):
@@ -148,8 +81,8 @@ class Partial:
         except OSError as error:
             raise fs.disk_error(error, self.path) from error
 
-    def _fits(self, record: _Record) -> bool:
-        known = record.total != _UNKNOWN and self._size_bytes in (None, record.total)
+    def _fits(self, record: JournalRecord) -> bool:
+        known = record.total != UNKNOWN_LENGTH and self._size_bytes in (None, record.total)
         return known and record.sha256 == self._sha256 != "" and bool(record.ranges)
 
     def _create(self) -> None:
@@ -157,7 +90,7 @@ class Partial:
         self._fd = fs.OPS.open(str(self.path), flags, 0o600)
         self._hash = PrefixHash(self._fd, str(self.path))
 
-    def _adopt(self, stem: str, record: _Record) -> bool:
+    def _adopt(self, stem: str, record: JournalRecord) -> bool:
         """False when it is gone, or is not the file it was."""
         part, journal = self.target.with_name(stem + ".part"), self.target.with_name(stem + ".journal")
         self.pieces, self._validators, self.places = (
@@ -202,7 +135,7 @@ class Partial:
         if self.pieces.done:
             self.discard_content()
             self._create_again()
-        self.pieces = Pieces(_UNKNOWN if total is None else total)
+        self.pieces = Pieces(UNKNOWN_LENGTH if total is None else total)
         self._validators = {validator.place: validator.etag}
         self.places = {validator.place}
         self._begin_journal()
@@ -291,7 +224,7 @@ class Partial:
         """Forget the bytes."""
         self._close()
         _remove(self.path, self.journal_path)
-        self.pieces = Pieces(_UNKNOWN)
+        self.pieces = Pieces(UNKNOWN_LENGTH)
         self._validators, self.places = {}, set()
 
     def restart(self) -> None:
@@ -320,17 +253,11 @@ class Partial:
         if found.code != "disk.full" or free is None:
             return found
         missing = 0 if self.total is None else self.total - self.pieces.done_bytes
-        return _full(self.target.parent, missing, free)
+        return space_missing(self.target.parent, missing, free)
 
     def _begin_journal(self, on_disk: Sequence[tuple[int, int]] = ()) -> None:
         """The whole journal anew: what it is of, what is here, and what of that is on the disk."""
-        lines: list[dict[str, Any]] = [
-            {"version": 1, "sha256": self._sha256, "total": self.total, "owner": asdict(own_identity())}
-        ]
-        lines += [{"place": place, "etag": etag} for place, etag in self._validators.items()]
-        lines += [{"r": [start, end]} for start, end in on_disk]
-        lines += [{"synced": len(on_disk)}] if on_disk else []
-        lines += [{"r": [start, end]} for start, end in self.pieces.done]
+        lines = first_lines(self._sha256, self.total, self._validators, self.pieces.done, on_disk)
         self._marks, self._synced_marks = len(on_disk) + len(self.pieces.done), 0
         if self._journal >= 0:
             os.close(self._journal)
@@ -367,60 +294,6 @@ def _remove(*paths: Path) -> None:
             fs.remove_file(path)
 
 
-def _left_behind(target: Path) -> list[tuple[str, _Record | None]]:
-    """Unfinished files of this target by their stem; those of a process that is at work on one are not among them."""
-    name = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.(?:part|journal)")
-    try:
-        stems = {entry.rpartition(".")[0] for entry in os.listdir(target.parent) if name.fullmatch(entry)}
-    except OSError as error:
-        raise fs.disk_error(error, target.parent) from error
-    return [(stem, _read(target.with_name(stem + ".journal"))) for stem in sorted(stems)]
-
-
-def _read(path: Path) -> _Record | None:
-    """None for what is no journal of ours. What a crash tore off ends it."""
-    try:
-        if path.is_symlink():
-            return None
-        lines = fs.read_bounded(path, max_bytes=_JOURNAL_MAX_BYTES).split(b"\n")
-        head = json.loads(lines[0])
-        total: object = head["total"] or _UNKNOWN
-        if head["version"] != 1 or not isinstance(total, int) or not 0 < total <= _UNKNOWN:
-            return None
-        record = _Record(str(head["sha256"]), total, {}, [], set(), Owner.from_json(head["owner"]))
-    except (InputError, ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return None
-    ranges: list[tuple[int, int]] = []
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        for raw in lines[1:-1]:
-            _take_line(json.loads(raw), record, ranges)
-    record.ranges[:] = ranges if record.is_of_this_boot else record.synced
-    return record
-
-
-def _take_line(line: Any, record: _Record, ranges: list[tuple[int, int]]) -> None:
-    if not isinstance(line, dict):
-        raise ValueError("not a line of a journal")
-    if "r" in line:
-        start, end = line["r"]
-        if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= record.total):
-            raise ValueError("a range beyond the file")
-        ranges.append((start, end))
-    elif "place" in line:
-        record.validators[str(line["place"])] = str(line["etag"])
-        record.places.add(str(line["place"]))
-    elif "synced" in line:
-        record.synced[:] = ranges[: line["synced"]]
-    elif "released" in line:
-        record.released = True
-    else:
-        raise ValueError("not a line of a journal")
-
-
-def _bytes_of(record: _Record) -> int:
-    return Pieces(record.total, record.ranges).done_bytes
-
-
 def _is_gone(owner: Owner | None, directory: Path) -> bool:
     """Whoever holds the claim of a disk of this machine has seen that the lock of the one before is free."""
     return fate(owner) == "gone" or is_local(directory)
@@ -438,18 +311,3 @@ def _copy(source: Path, fd: int, ranges: Sequence[tuple[int, int]]) -> None:
                 position += fs.OPS.write_at(fd, piece, position)
     finally:
         os.close(reader)
-
-
-def fetched_bytes(directory: Path) -> int:
-    """What downloads in a directory have so far: those that go on by their journals, those that are whole by their length. Never fails."""
-    total = 0
-    try:
-        for entry in os.scandir(directory):
-            if entry.name.endswith(".journal"):
-                record = _read(Path(entry.path))
-                total += _bytes_of(record) if record is not None else 0
-            elif entry.is_file(follow_symlinks=False) and _is_whole(entry.name):
-                total += entry.stat(follow_symlinks=False).st_size
-    except OSError:
-        return total
-    return total

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from sbctl.artifacts.cache import ArtifactCache
+from sbctl.artifacts.disk_space import held_bytes, require_space
 from sbctl.artifacts.download import Progress, fetch_file
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.foreign_caches import ForeignCache, bring_over, candidates
 from sbctl.artifacts.locks import artifact_lock_path, hold_async
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile
-from sbctl.artifacts.partial import held_bytes, require_space
 from sbctl.artifacts.publication import distinct, publish
 from sbctl.artifacts.seal import check_facts
 from sbctl.artifacts.sources import FileSource, Location, named_sources, parse_source

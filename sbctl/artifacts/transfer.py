@@ -15,10 +15,11 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from sbctl.artifacts.disk_space import held_bytes, require_space
 from sbctl.artifacts.fetch_policy import shown
 from sbctl.artifacts.fetcher import Fetcher, transport_error
 from sbctl.artifacts.http_answers import content_range, size_error, status_error, takes_ranges, validator
-from sbctl.artifacts.partial import Partial, Validator, held_bytes, require_space
+from sbctl.artifacts.partial import Partial, Validator
 from sbctl.artifacts.ranges import Lease
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import ArtifactError, SbctlError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from sbctl.artifacts.partial import require_space
+from sbctl.artifacts.disk_space import require_space
 from sbctl.base import fs
 from sbctl.base.errors import ArtifactError, SbctlError
 from sbctl.pack.layout import BLOCK, END, MANIFEST, SIGNATURE, blob_name, header, padded

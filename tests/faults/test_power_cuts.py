@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sbctl.artifacts import claim, partial
+from sbctl.artifacts import claim, partial, partial_journal
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.artifacts.claim import Claim, Claimant, own_identity
 from sbctl.artifacts.collection import collect
@@ -94,7 +94,7 @@ class Download:
 
     def boot(self, name: str) -> None:
         identity = replace(own_identity(), boot=name)
-        for module in (claim, partial):
+        for module in (claim, partial_journal):
             self._patch.setattr(module, "own_identity", lambda: identity)
 
     def open(self) -> tuple[Partial, Claim]:

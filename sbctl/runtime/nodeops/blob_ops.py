@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from sbctl.artifacts.partial import require_space
+from sbctl.artifacts.disk_space import require_space
 from sbctl.base import fs
 from sbctl.base.errors import ArtifactError, InputError
 from sbctl.base.limits import DOWNLOAD_STALL_S

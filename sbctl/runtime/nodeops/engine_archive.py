@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
+from sbctl.artifacts.disk_space import require_space
 from sbctl.artifacts.download import fetch_file
 from sbctl.artifacts.fetcher import Fetcher
 from sbctl.artifacts.model import Delivery
-from sbctl.artifacts.partial import require_space
 from sbctl.artifacts.tar_archive import unpack_tar
 from sbctl.base import fs
 from sbctl.base.digests import sha256_file

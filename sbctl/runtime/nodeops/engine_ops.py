@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbctl.artifacts.archive import read_member
-from sbctl.artifacts.partial import require_space
+from sbctl.artifacts.disk_space import require_space
 from sbctl.base import fs
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import ArtifactError, EngineError, HostError, RefusedError

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sbctl.artifacts import claim, partial
+from sbctl.artifacts import claim, partial, partial_journal
 from sbctl.artifacts.claim import Claim, Claimant, Owner, fate, own_identity
-from sbctl.artifacts.partial import Partial, Validator, fetched_bytes
+from sbctl.artifacts.disk_space import fetched_bytes
+from sbctl.artifacts.partial import Partial, Validator
 from sbctl.base.limits import CLAIM_STALE_S
 
 DATA = random.Random(5).randbytes(100_000)
@@ -142,7 +143,7 @@ def test_after_a_power_cut_only_what_was_on_the_disk_counts(
     half._close()
     first.release()
     rebooted = replace(own_identity(), boot="the next boot")
-    for module in (claim, partial):
+    for module in (claim, partial_journal):
         monkeypatch.setattr(module, "own_identity", lambda: rebooted)
     found, holder = continued(tmp_path / "w")
     assert found.pieces.done_bytes == kept

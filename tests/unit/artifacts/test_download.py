@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from sbctl.artifacts.disk_space import fetched_bytes, held_bytes
 from sbctl.artifacts.download import fetch_file
 from sbctl.artifacts.fetcher import Fetcher
-from sbctl.artifacts.partial import fetched_bytes, held_bytes
 from sbctl.artifacts.sources import ArchivePin, Location
 from sbctl.base.errors import ArtifactError, SbctlError
 from tests.simulators.hostile_http import HostileServer, Reply
