@@ -1,4 +1,5 @@
-"""After a start: engines that a former daemon left running are taken over, the others come up in the background."""
+"""What is desired and does not run. After a start engines that a former daemon left running are taken over and the others come up in the
+background; a bundle that comes again starts what was stopped or failed."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from sbctl.base.errors import SbctlError
 from sbctl.runtime.engine_host import Slot
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
-from sbctl.runtime.provision import Provisioner, quiet
+from sbctl.runtime.provision import Progress, Provisioner, quiet
 from sbctl.runtime.replica import Replica
 
-__all__ = ["bring_back", "keep", "take_over"]
+__all__ = ["bring_back", "keep", "take_over", "wake"]
 
 _TAKE_OVER_S: Final = 30.0
 
@@ -64,6 +65,26 @@ async def bring_back(generation: Generation, gate: asyncio.Semaphore, provisione
             replica.note_cached()
     except SbctlError as error:
         get_log("reconcile").warning("not brought back", deployment=generation.deployment, error=str(error))
+
+
+async def wake(generations: Mapping[str, Generation], progress: Progress, *, keep_stopped: bool) -> dict[str, str]:
+    """Start what should run but was stopped or failed. Returns what did not start; its desired state is committed all the same.
+
+    `keep_stopped`: except what an operator stopped.
+    """
+    degraded = {}
+    for name, generation in generations.items():
+        is_stopped = any(replica.stopped_by == "operator" for replica in generation.replicas)
+        if is_stopped and keep_stopped:
+            continue
+        if is_stopped or any(replica.error is not None for replica in generation.replicas):
+            await generation.reset()
+        if generation.member.warm and generation.ready_replicas < len(generation.replicas):
+            try:
+                await generation.load("reconcile", progress)
+            except SbctlError as error:
+                degraded[name] = error.message
+    return degraded
 
 
 def keep(background: set[asyncio.Task[None]], tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -18,7 +18,8 @@ from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.base.suggest import did_you_mean
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import BundleState, DeploymentState
-from sbctl.runtime.bringing_back import bring_back, keep, take_over
+from sbctl.runtime.acceptance import Acceptance
+from sbctl.runtime.bringing_back import bring_back, keep, take_over, wake
 from sbctl.runtime.deployments_owner import DeploymentsOwner, revision_conflict
 from sbctl.runtime.deployments_revision import DeploymentsRevision
 from sbctl.runtime.engine_host import Slot
@@ -33,7 +34,6 @@ from sbctl.runtime.staying import AssignedAs
 from sbctl.runtime.store import AcceptedBundle, RuntimeStore
 from sbctl.runtime.transition import Delta, Transition, nothing_durable, staged_of
 from sbctl.trust.bundle import BundleContent, DeploymentMember, TrustSet, member_digest
-from sbctl.trust.verifier import VerifiedBundle, verify_bundle
 
 __all__ = ["Action", "Assigned", "Reconciler"]
 
@@ -77,15 +77,13 @@ class Reconciler:
         self.revision = 0
         self._accepted: AcceptedBundle | None = None
         self._scope = scope
-        self._trust = trust
         self._store = store
         self._ports = ports
         self._events = ports.events
-        self._clock = clock
         self._drain_s = drain_s
         self._handoff_s = handoff_s
         self._parallel_prepares = parallel_prepares
-        self._by_hand = by_hand
+        self._acceptance = Acceptance(scope, trust, store, clock, by_hand=by_hand)
         self._owner = DeploymentsOwner(store, admin_managed=admin_managed)
         self._bringing_back = asyncio.Semaphore(parallel_prepares)
         self._numbers = itertools.count(1)
@@ -225,9 +223,9 @@ class Reconciler:
     async def apply_bundle(self, envelope: str, expected_revision: int | None, progress: Progress) -> dict[str, Any]:
         """Returns {"revision", "content_digest", "report"}.
 
-        A repeat of the accepted bundle starts again what was stopped or failed. Raises what `verify_bundle` raises; RefusedError
-        `bundle.revision_conflict` when the accepted revision is another than expected, `bundle.no_trust`, `runtime.started_by_hand`; what
-        preparing and starting raise, with the deployment's address.
+        A repeat of the accepted bundle starts again what was stopped or failed. Raises as `Acceptance.verified`; RefusedError
+        `bundle.revision_conflict` when the accepted revision is another than expected; what preparing and starting raise, with the
+        deployment's address.
         """
         async with self._lock:
             try:
@@ -307,7 +305,7 @@ class Reconciler:
     # Inside the lock
 
     async def _take(self, envelope: str, expected_revision: int | None, progress: Progress) -> dict[str, Any]:
-        verified = await self._verify(envelope)
+        verified = await self._acceptance.verified(envelope, is_assigned=self._assigned is not None)
         payload, current = verified.payload, self._accepted
         if verified.repeat and current is not None and current.payload.revision == payload.revision:
             report = await self._revive(self._owner.wanted(current.payload.content), progress)
@@ -324,28 +322,6 @@ class Reconciler:
             report = await self._change_to(self._owner.wanted(payload.content), durable, progress)
         return {"revision": payload.revision, "content_digest": payload.content_digest, "report": report}
 
-    async def _verify(self, envelope: str) -> VerifiedBundle:
-        if self._by_hand:
-            raise RefusedError(
-                "runtime.started_by_hand",
-                "this runtime was started by hand: the file it was started with is its desired state",
-                next_step="stop it, then apply again",
-            )
-        if self._assigned is not None:
-            raise RefusedError(
-                "bundle.cluster_authority",
-                "this host runs what its cluster assigns to it",
-                next_step="publish the cluster's bundle at an authority: sbctl apply with proxy.cluster does",
-            )
-        if self._trust is None:
-            raise RefusedError(
-                "bundle.no_trust",
-                "this runtime knows no signers yet",
-                next_step="apply again: the signer set travels first",
-            )
-        fence = await asyncio.to_thread(self._store.fence)
-        return verify_bundle(envelope, trust=self._trust, scope=self._scope, fence=fence, now=self._clock.now())
-
     async def _change_to(
         self,
         content: BundleContent,
@@ -358,7 +334,28 @@ class Reconciler:
         self.staged = staged = staged_of(
             delta, self.generations, content.deployments, names, self._numbers, self._ports
         )
-        transition = Transition(
+        try:
+            await self._transition(content, staged, delta, progress).carry_out(commit)
+        except BaseException:
+            self._retiring.end_later(staged.values())
+            raise
+        finally:
+            self.staged = {}
+        old, kept = self._put_in_place(content, staged, delta, names)
+        self._log.info("committed", **asdict(delta))
+        if assigned is not None:
+            self._spawn(self._retire_later(old, assigned.drain_s))
+            self._spawn(self._begin_again({name: one for name, one in kept.items() if name in assigned.again}))
+            return self._report(delta, {})
+        degraded = await self._retiring.retire(old, drain_s=self._handoff_s)
+        self._release_weights()
+        degraded |= await self._wake(kept, progress)
+        return self._report(delta, degraded)
+
+    def _transition(
+        self, content: BundleContent, staged: dict[str, Generation], delta: Delta, progress: Progress
+    ) -> Transition:
+        return Transition(
             self._scope,
             self.generations,
             content.deployments,
@@ -370,13 +367,15 @@ class Reconciler:
             progress,
             self._ports.residency,
         )
-        try:
-            await transition.carry_out(commit)
-        except BaseException:
-            self._retiring.end_later(staged.values())
-            raise
-        finally:
-            self.staged = {}
+
+    def _put_in_place(
+        self,
+        content: BundleContent,
+        staged: Mapping[str, Generation],
+        delta: Delta,
+        names: Mapping[str, AssignedAs],
+    ) -> tuple[list[Generation], dict[str, Generation]]:
+        """Generations and routes as they were committed. Returns those that are given up, and those that stay, by name."""
         old = [self.generations[name] for name in (*delta.changed, *delta.removed)]
         for name in delta.changed:
             staged[name].succeed(self.generations[name])
@@ -387,15 +386,7 @@ class Reconciler:
         for name in names.keys() & kept.keys():
             kept[name].renamed(names[name])
         self._swap(content)
-        self._log.info("committed", **asdict(delta))
-        if assigned is not None:
-            self._spawn(self._retire_later(old, assigned.drain_s))
-            self._spawn(self._begin_again({name: one for name, one in kept.items() if name in assigned.again}))
-            return self._report(delta, {})
-        degraded = await self._retiring.retire(old, drain_s=self._handoff_s)
-        self._release_weights()
-        degraded |= await self._wake(kept, progress)
-        return self._report(delta, degraded)
+        return old, kept
 
     async def _revive(self, content: BundleContent, progress: Progress) -> dict[str, Any]:
         for name in () if self._owner.admin_managed else self.generations:
@@ -403,20 +394,8 @@ class Reconciler:
         degraded = await self._wake(self.generations, progress)
         return self._report(Delta.of(self.generations, content.deployments), degraded)
 
-    async def _wake(self, generations: dict[str, Generation], progress: Progress) -> dict[str, str]:
-        """Start what should run but was stopped or failed. Returns what did not start; its desired state is committed all the same."""
-        degraded = {}
-        for name, generation in generations.items():
-            if self._owner.admin_managed and any(replica.stopped_by == "operator" for replica in generation.replicas):
-                continue
-            if any(replica.stopped_by == "operator" or replica.error is not None for replica in generation.replicas):
-                await generation.reset()
-            if generation.member.warm and generation.ready_replicas < len(generation.replicas):
-                try:
-                    await generation.load("reconcile", progress)
-                except SbctlError as error:
-                    degraded[name] = error.message
-        return degraded
+    async def _wake(self, generations: Mapping[str, Generation], progress: Progress) -> dict[str, str]:
+        return await wake(generations, progress, keep_stopped=self._owner.admin_managed)
 
     async def _begin_again(self, generations: dict[str, Generation]) -> None:
         degraded = await self._wake(generations, quiet)
