@@ -1,14 +1,12 @@
 """One replica: one engine process of one generation, owned by one task.
 
 Only that task changes the replica's state; everybody else sends it requests and reads. Work that takes time (loading, watching, waiting
-for the next attempt) runs in tasks that report back by message, stamped with the launch they belong to, so a late report of a former
+for the next attempt) goes on beside it and reports back by message, stamped with the launch it belongs to, so a late report of a former
 launch changes nothing.
 
 A start takes its room (`residency`) when its weights are there, and gives it back when the tree is gone. Without room nothing failed.
 
-Restarts: after 1 s, doubled, at most 60 s, each shortened at random by up to half so that many do not start together; after 5 failures in
-a row `crash_loop` until a reset, a load by an operator or a new bundle. A minute of being ready ends the row. A failure that no retry can
-cure is not retried by itself; the next request or load tries again.
+A failure is followed by what `restarts` says.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from collections.abc import Callable
 from typing import Final
 
 from sbctl.base.errors import SbctlError
-from sbctl.base.limits import CRASH_LOOP_ATTEMPTS
 from sbctl.node.records import EventKind
 from sbctl.node.snapshot import ReplicaState
 from sbctl.runtime.admission import Gate
@@ -40,20 +37,19 @@ from sbctl.runtime.replica_messages import (
     Stop,
     StoppedBy,
     as_engine_error,
-    backoff_s,
     for_a_reset,
     refused,
     settle,
     why_stopped,
 )
 from sbctl.runtime.replica_states import ReplicaPhase, check_transition, told_state
-from sbctl.runtime.replica_watch import watch_exit, watch_health, watch_idle
+from sbctl.runtime.replica_watch import watchers
+from sbctl.runtime.restarts import Restarts
 from sbctl.runtime.room import Room
 from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Replica"]
 
-_STABLE_AFTER_S: Final = 60.0
 _UNHEALTHY_GRACE_S: Final = 1.0
 
 
@@ -72,13 +68,10 @@ class Replica:
         self.phase = ReplicaPhase.CONFIGURED
         self.stopped_by: StoppedBy | None = None
         self.error: SbctlError | None = None
-        self.restarts = 0
-        self.crash_looping = False
         self.launched: Launched | None = None
         """The engine while there is one that became ready."""
         self._ports = ports
-        self._failures = 0
-        self._ready_at_s = 0.0
+        self._restarts = Restarts(ports.chance)
         self._launch = 0
         self._launch_began_s = 0.0
         self._launched_by: LoadedBy | None = None
@@ -92,8 +85,8 @@ class Replica:
         self._waiters: list[asyncio.Future[None]] = []
         self._mailbox: asyncio.Queue[Message] = asyncio.Queue()
         self._launching: asyncio.Task[Launched] | None = None
-        self._retry: asyncio.Task[None] | None = None
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._watchers: tuple[asyncio.Task[None], ...] = ()
         self._log = get_log("replica").bind(
             deployment=label.deployment, replica=label.replica, generation=label.generation
         )
@@ -150,6 +143,15 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         return self.phase is ReplicaPhase.READY
+
+    @property
+    def restarts(self) -> int:
+        """Those that nobody asked for, since the last reset."""
+        return self._restarts.count
+
+    @property
+    def crash_looping(self) -> bool:
+        return self._restarts.is_crash_loop
 
     @property
     def deployment(self) -> str:
@@ -241,7 +243,7 @@ class Replica:
             settle(ask.waiter)
             return
         if ask.by != "request":
-            self.crash_looping, self._failures = False, 0
+            self._restarts.forgive()
         elif (refusal := for_a_reset(self.stopped_by, crash_looping=self.crash_looping)) is not None:
             settle(ask.waiter, refusal)
             return
@@ -314,7 +316,7 @@ class Replica:
             self._settle_waiters(refused(reason, "the model was stopped"))
 
     def _on_reset(self, ask: Reset) -> None:
-        self.crash_looping, self._failures, self.restarts = False, 0, 0
+        self._restarts.reset()
         if self.phase in (ReplicaPhase.FAILED, ReplicaPhase.STOPPED):
             self._cancel_retry()
             self._move(ReplicaPhase.CONFIGURED)
@@ -345,7 +347,8 @@ class Replica:
         self.launched = launched
         self._token_seen = True
         self._move(ReplicaPhase.READY)
-        self.error, self._ready_at_s = None, now_s
+        self.error = None
+        self._restarts.note_ready(now_s)
         self.place.note_ready()
         self.gate.open()
         number = self._launch
@@ -353,24 +356,14 @@ class Replica:
         def tell(error: SbctlError) -> None:
             self._mailbox.put_nowait(Report(number, broken=error))
 
-        interval_s = self._ports.launch.times.interval_s
-        for work in (
-            watch_exit(launched.engine, tell),
-            watch_health(self, interval_s, tell),
-            watch_idle(self, self.unload),
-        ):
-            task = asyncio.create_task(work)
-            self._watchers.add(task)
-            task.add_done_callback(self._watchers.discard)
+        self._watchers = watchers(self, launched.engine, self._ports.launch.times.interval_s, tell)
         self._settle_waiters(None)
 
     async def _on_broken(self, error: SbctlError) -> None:
         now_s = asyncio.get_running_loop().time()
         self._launch += 1  # what else reports this same end comes too late
-        if self.is_ready:
-            if now_s - self._ready_at_s >= _STABLE_AFTER_S:
-                self._failures = 0
-        else:
+        was_ready = self.is_ready
+        if not was_ready:
             self._ports.launched(self.member.engine.engine, self.member.model, "failed", now_s - self._launch_began_s)
         self.gate.close("engine_unhealthy")
         self._tell(EventKind.ENGINE_CRASHED, f"{error.code}: {error.message}")
@@ -378,19 +371,16 @@ class Replica:
         with contextlib.suppress(SbctlError):
             await self._end_engine(_UNHEALTHY_GRACE_S)
         self._settle_waiters(error)
-        self._failures += 1
-        if self._failures >= CRASH_LOOP_ATTEMPTS:
-            self.crash_looping = True
-        elif error.retryable:
-            self.restarts += 1
-            self._retry = asyncio.create_task(self._retry_later(self._launch, self._failures))
+        wait_s = self._restarts.after_failure(error, now_s, was_ready=was_ready)
+        if wait_s is not None:
+            self._try_again_in(wait_s)
 
     def _on_no_room(self, error: SbctlError) -> None:
         """Nothing is wrong with the engine. What is warm tries again when room may be there; the rest is asked for again by who wants it."""
         self._launch += 1
         if self.member.warm:
             self._fail(error)
-            self._retry = asyncio.create_task(self._retry_later(self._launch, CRASH_LOOP_ATTEMPTS))
+            self._try_again_in(self._restarts.without_room_s())
         else:
             self._log.info("no room", reason=error.message)
             self._move(ReplicaPhase.STOPPED)
@@ -417,6 +407,7 @@ class Replica:
     async def _end_engine(self, grace_s: float | None, *, leave: bool = False) -> None:
         for watcher in self._watchers:
             watcher.cancel()
+        self._watchers = ()
         launched, self.launched, self._begun = self.launched, None, None
         self.place.stay()
         if launched is not None:
@@ -434,6 +425,10 @@ class Replica:
             await self.end_what_is_left()
         self.place.give_back()
 
+    def _try_again_in(self, wait_s: float) -> None:
+        due = Report(self._launch, retry_due=True)
+        self._retry = asyncio.get_running_loop().call_later(wait_s, self._mailbox.put_nowait, due)
+
     def _cancel_retry(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
@@ -443,9 +438,3 @@ class Replica:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             settle(waiter, error)
-
-    # Work beside the owner: it only reports
-
-    async def _retry_later(self, number: int, failures: int) -> None:
-        await asyncio.sleep(backoff_s(failures, self._ports.chance()))
-        self._mailbox.put_nowait(Report(number, retry_due=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from sbctl.base.errors import SbctlError
@@ -13,7 +13,7 @@ from sbctl.runtime.launch import Launched
 from sbctl.runtime.readiness import exit_error
 from sbctl.trust.bundle import DeploymentMember
 
-__all__ = ["Watched", "watch_exit", "watch_health", "watch_idle"]
+__all__ = ["Watched", "watchers"]
 
 _IDLE_TICK_S: Final = 1.0
 
@@ -28,12 +28,20 @@ class Watched(Protocol):
     gate: Gate
     launched: Launched | None
 
+    async def unload(self, why: str) -> None: ...
 
-async def watch_exit(engine: RunningEngine, tell: Tell) -> None:
+
+def watchers(replica: Watched, engine: RunningEngine, interval_s: float, tell: Tell) -> tuple[asyncio.Task[None], ...]:
+    """`tell` hears why its engine must go; whoever is idle for too long is unloaded."""
+    works = (_watch_exit(engine, tell), _watch_health(replica, interval_s, tell), _watch_idle(replica))
+    return tuple(asyncio.create_task(work) for work in works)
+
+
+async def _watch_exit(engine: RunningEngine, tell: Tell) -> None:
     tell(await exit_error(await engine.wait(), engine, while_loading=False))
 
 
-async def watch_health(replica: Watched, interval_s: float, tell: Tell) -> None:
+async def _watch_health(replica: Watched, interval_s: float, tell: Tell) -> None:
     while (launched := replica.launched) is not None:
         await asyncio.sleep(interval_s)
         if (error := await launched.watch.check(active=replica.gate.active)) is not None:
@@ -41,11 +49,11 @@ async def watch_health(replica: Watched, interval_s: float, tell: Tell) -> None:
             return
 
 
-async def watch_idle(replica: Watched, unload: Callable[[str], Awaitable[None]]) -> None:
+async def _watch_idle(replica: Watched) -> None:
     """As long as nobody asks, `keep_alive_secs` of the deployment; None keeps it."""
     while True:
         await asyncio.sleep(_IDLE_TICK_S)
         keep_s, idle_since_s = replica.member.keep_alive_secs, replica.gate.idle_since_s
         now_s = asyncio.get_running_loop().time()
         if keep_s is not None and idle_since_s is not None and now_s - idle_since_s >= keep_s:
-            await unload("")
+            await replica.unload("")
