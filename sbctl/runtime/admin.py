@@ -7,10 +7,9 @@ Changes are jobs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -23,6 +22,7 @@ from sbctl.runtime.admin_access import Accounts, Sessions
 from sbctl.runtime.admin_changes import AdminChanges, queued
 from sbctl.runtime.admin_cluster import AdminCluster, ClusterView
 from sbctl.runtime.admin_desired import AdminDesired
+from sbctl.runtime.admin_events import AdminEvents
 from sbctl.runtime.admin_guard import AdminGuard
 from sbctl.runtime.admin_login import AdminLogin
 from sbctl.runtime.admin_reach import Reach
@@ -31,6 +31,7 @@ from sbctl.runtime.admin_rows import Seen, replica_row
 from sbctl.runtime.admin_weights import AdminWeights
 from sbctl.runtime.audit import Note
 from sbctl.runtime.config_file import ConfigFile
+from sbctl.runtime.event_stream import Said, last_event_id, tell_events
 from sbctl.runtime.failed_logins import FailedLogins
 from sbctl.runtime.job_rows import JobRow
 from sbctl.runtime.jobs import Jobs, job_document
@@ -42,9 +43,6 @@ from sbctl.runtime.reconcile import Action, Reconciler
 __all__ = ["AdminPlane"]
 
 _ULID: Final = re.compile("[0-9A-HJKMNP-TV-Z]{26}")
-_NUMBER_MAX_DIGITS: Final = 9
-_SILENCE_S: Final = 15.0
-"""Between two signs of life on a stream of progress."""
 
 
 class AdminPlane:
@@ -61,10 +59,12 @@ class AdminPlane:
         accounts: Accounts,
         clock: Clock,
         note: Note,
+        database: Path,
         weights: Callable[[], CacheCalls],
         reach: Reach,
         seen: Seen,
         requests_per_minute: int = 240,
+        follow_events_s: float = 3600.0,
         cluster: ClusterView | None = None,
     ) -> None:
         self._reconciler = reconciler
@@ -84,6 +84,7 @@ class AdminPlane:
         self._login = AdminLogin(self._guard, accounts, sessions, note)
         self._changes = AdminChanges(desired, config_file, jobs, self._guard)
         self._cluster = AdminCluster(cluster, self._guard)
+        self._events = AdminEvents(database, follow_s=follow_events_s)
 
     def app(self) -> web.Application:
         app = web.Application(
@@ -107,6 +108,8 @@ class AdminPlane:
             "list_jobs": self._list_jobs,
             "show_job": self._show_job,
             "stream_job": self._stream_job,
+            "list_events": self._events.list,
+            "stream_events": self._events.stream,
             "act": self._act,
             "cluster_status": self._cluster.status,
             "cluster_deployments": self._cluster.deployments,
@@ -188,32 +191,11 @@ class AdminPlane:
 
     async def _stream_job(self, request: web.Request) -> web.StreamResponse:
         row = await self._asked_job(request)
-        last = request.headers.get("Last-Event-ID", "0")
-        after = int(last) if last.isascii() and last.isdigit() and len(last) <= _NUMBER_MAX_DIGITS else 0
-        response = web.StreamResponse(headers=json_headers({"Content-Type": "text/event-stream"}))
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            await self._tell_steps(response, row.id, after)
-        return response
+        return await tell_events(request, self._steps(row.id, last_event_id(request) or 0))
 
-    async def _tell_steps(self, response: web.StreamResponse, job: str, after: int) -> None:
-        """To the job's end. Raises ConnectionError when the reader left."""
-        steps = self._jobs.follow(job, after=after)
-        pending = asyncio.ensure_future(anext(steps, None))
-        try:
-            while True:
-                await asyncio.wait({pending}, timeout=_SILENCE_S)
-                if not pending.done():
-                    await response.write(b": working\n\n")
-                    continue
-                step = pending.result()
-                if step is None:
-                    return
-                data = json.dumps({"schema_version": 1, "job": job_document(step.row)})
-                await response.write(f"id: {step.number}\nevent: job\ndata: {data}\n\n".encode())
-                pending = asyncio.ensure_future(anext(steps, None))
-        finally:
-            pending.cancel()
+    async def _steps(self, job: str, after: int) -> AsyncIterator[Said]:
+        async for step in self._jobs.follow(job, after=after):
+            yield step.number, "job", {"schema_version": 1, "job": job_document(step.row)}
 
     async def _asked_job(self, request: web.Request) -> JobRow:
         asked = request.match_info["job"]

@@ -70,6 +70,7 @@ def admin_app(
         accounts=Accounts(config.admin_username, admin_password(settings.paths, environ), config.admin_operators),
         clock=SYSTEM_CLOCK,
         note=note,
+        database=settings.paths.database,
         weights=weights,
         reach=Reach(config.admin_bind, port, config.admin_allow_ips, certificate=certificate),
         requests_per_minute=config.admin_rate_limit_per_minute,

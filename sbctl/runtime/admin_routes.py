@@ -17,7 +17,8 @@ ACTIONS: Final = ("load", "stop", "drain", "evict", "pull", "reset")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`handler` is a method of the admin plane; `answers` a schema of `api_schemas`, by status; `asks` the schema of its body."""
+    """`handler` is a method of the admin plane; `answers` a schema of `api_schemas`, by status; `asks` the schema of its body,
+    `query` what may stand behind its path, of `api_schemas.QUERY`."""
 
     method: Method
     path: str
@@ -26,6 +27,7 @@ class Route:
     summary: str
     answers: tuple[tuple[int, str], ...]
     asks: str | None = None
+    query: tuple[str, ...] = ()
 
 
 def _probe(path: str, summary: str) -> Route:
@@ -150,6 +152,24 @@ ROUTES: Final = (
         "read_only",
         "its progress as server-sent events to its end; `Last-Event-ID` goes on behind a step",
         ((200, "text/event-stream"),),
+    ),
+    Route(
+        "GET",
+        "/admin/events",
+        "list_events",
+        "read_only",
+        "what happened on this host, oldest first: the newest 100, or `limit`; with `after` what came behind that number, the `cursor` of an answer; of one `deployment`",
+        ((200, "Events"),),
+        query=("after", "limit", "deployment"),
+    ),
+    Route(
+        "GET",
+        "/admin/events/stream",
+        "stream_events",
+        "read_only",
+        "the same as server-sent events, as they come; `Last-Event-ID` goes on behind one. Ends after an hour, and with the runtime",
+        ((200, "text/event-stream"),),
+        query=("deployment",),
     ),
     _action("load", "start every replica"),
     _action(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["SCHEMAS"]
+from sbctl.node.records import EVENTS_MAX
+
+__all__ = ["QUERY", "SCHEMAS"]
 
 _TEXT: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
@@ -37,6 +39,15 @@ _JOB: Final = _object(
     updated_at_ms=_COUNT,
     terminal_at_ms=_or_null(_COUNT),
     error=_or_null(_TEXT),
+)
+_EVENT: Final = _object(
+    seq=_COUNT,
+    at=_TEXT,
+    kind=_TEXT,
+    message=_TEXT,
+    deployment=_or_null(_TEXT),
+    replica=_or_null(_COUNT),
+    generation=_or_null(_COUNT),
 )
 _REPLICA: Final = _object(
     deployment=_TEXT,
@@ -162,6 +173,13 @@ _CLUSTER_ACTION: Final = _object(
     at_unix_ms=_COUNT,
 )
 
+QUERY: Final[Mapping[str, Mapping[str, Any]]] = {
+    "after": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
+    "limit": {"type": "integer", "minimum": 1, "maximum": EVENTS_MAX},
+    "deployment": {"type": "string", "minLength": 1, "maxLength": 128},
+}
+"""What may stand behind paths."""
+
 SCHEMAS: Final[dict[str, Any]] = {
     "Health": _object(status={"enum": ["ok", "unavailable"]}),
     "Status": _object(
@@ -244,6 +262,7 @@ SCHEMAS: Final[dict[str, Any]] = {
         "required": ["error", "code"],
         "properties": {"error": _TEXT, "code": _TEXT, "reason": _TEXT, "next_step": _TEXT, "job_id": _TEXT},
     },
+    "Events": _object(schema_version=_VERSION, events=_list(_EVENT), cursor=_COUNT, more=_FLAG),
     "Job": _object(schema_version=_VERSION, job=_JOB),
     "Jobs": _object(schema_version=_VERSION, jobs=_list(_JOB)),
     "Login": _object(username=_TEXT, password=_TEXT),

@@ -18,6 +18,7 @@ from typing import Final
 
 from sbctl.base.clock import Clock, rfc3339
 from sbctl.base.display import display_safe
+from sbctl.base.errors import HostError
 from sbctl.base.secret import redact
 from sbctl.node.records import EventKind, EventsAnswer, NodeEvent
 from sbctl.runtime.log import get_log
@@ -136,10 +137,19 @@ def read_events(
 ) -> EventsAnswer:
     """Events behind `after`, oldest first; without it the newest `limit`, from `since` (RFC 3339) on.
 
-    A database that was made anew since `after` begins again at its first. Raises sqlite3.Error.
+    A database that was made anew since `after` begins again at its first. Raises HostError `events.unreadable`.
     """
     if not database.is_file():
         return EventsAnswer(events=(), cursor=0)
+    try:
+        return _read(database, after, limit, deployment, since)
+    except sqlite3.Error as error:
+        raise HostError(
+            "events.unreadable", f"the events cannot be read: {error}", place=str(database), retryable=True
+        ) from error
+
+
+def _read(database: Path, after: int | None, limit: int, deployment: str | None, since: str) -> EventsAnswer:
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as connection:
         if connection.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='event'").fetchone() is None:
             return EventsAnswer(events=(), cursor=0)

@@ -28,6 +28,7 @@ from sbctl.runtime.tls_server import TlsServer
 
 __all__ = [
     "BODY_DEADLINE_S",
+    "ENDING",
     "PROBE_ROUTES",
     "Handler",
     "Listener",
@@ -41,6 +42,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PROBE_ROUTES: Final = ("/health", "/healthz", "/readyz", "/livez")
 
 BODY_DEADLINE_S: Final = 60.0
+
+ENDING: Final = web.AppKey("ending", asyncio.Event)
+"""Of an application that listens: set as soon as it takes nothing new. Answers that have no end of their own end then."""
 
 _IDLE_GRACE_S: Final = 2.0
 _POLL_S: Final = 0.05
@@ -203,7 +207,7 @@ class Listener:
         self._connections_max = min(self.limits.connections, spare)
         self._connections: dict[asyncio.BaseTransport, _Connection] = {}
         app.middlewares.insert(0, self._mark_request())
-        self._ending = False
+        self._ending = app[ENDING] = asyncio.Event()
         app.on_response_prepare.append(_name_no_software)
         app.on_response_prepare.append(self._say_the_end)
         self._runner = web.AppRunner(
@@ -229,7 +233,7 @@ class Listener:
 
     def refuse_new(self) -> None:
         """Accept no further connection; open ones go on. What waits in the backlog of a port that systemd holds, waits for our successor."""
-        self._ending = True
+        self._ending.set()
         if self._server is not None:
             self._server.close()
 
@@ -248,7 +252,7 @@ class Listener:
             await asyncio.sleep(_POLL_S)
 
     async def _say_the_end(self, _request: web.Request, response: web.StreamResponse) -> None:
-        if self._ending:
+        if self._ending.is_set():
             response.headers["Connection"] = "close"
             response.force_close()
 

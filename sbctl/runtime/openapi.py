@@ -9,7 +9,7 @@ from typing import Any, Final
 from sbctl import __version__
 from sbctl.runtime.admin_access import COOKIE
 from sbctl.runtime.admin_routes import ROUTES, Route
-from sbctl.runtime.api_schemas import SCHEMAS
+from sbctl.runtime.api_schemas import QUERY, SCHEMAS
 from sbctl.runtime.gateway.surface import MODELS_PATHS, PROBE_PATHS, SURFACE, Operation
 
 __all__ = ["openapi_document"]
@@ -69,6 +69,7 @@ def _admin(route: Route) -> dict[str, Any]:
     if route.asks is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(route.asks)}}}
     named = [_parameter(name) for name in _PARAMETER.findall(route.path)]
+    named += [{"name": name, "in": "query", "schema": QUERY[name]} for name in route.query]
     if any(schema == "QueuedChange" for _status, schema in route.answers):
         named.append({"name": "Prefer", "in": "header", "schema": {"type": "string"}, "example": "respond-async"})
     if named:

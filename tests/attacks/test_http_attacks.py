@@ -57,8 +57,10 @@ GATEWAY_LIMITS = GatewayLimits(header_s=1.0, body_s=2.0, write_stall_s=1.0, idle
 class Target:
     """Both planes of one runtime."""
 
-    def __init__(self, folder: Path) -> None:
-        self.store = RuntimeStore(folder / "runtime.db", folder / "bundle.json")
+    def __init__(self, folder: Path, *, follow_events_s: float = 0.1) -> None:
+        self.follow_events_s = follow_events_s
+        self.database = folder / "runtime.db"
+        self.store = RuntimeStore(self.database, folder / "bundle.json")
         self.metrics = RuntimeMetrics()
         self.world = EngineWorld(load_s=0)
         self.reconciler = Reconciler(
@@ -91,8 +93,10 @@ class Target:
             accounts=Accounts("admin", Secret(PASSWORD.encode()), (VIEWER,)),
             clock=SYSTEM_CLOCK,
             note=self.store.note,
+            database=self.database,
             weights=self._cache_calls,
             requests_per_minute=100_000,
+            follow_events_s=self.follow_events_s,
             reach=Reach("127.0.0.1", self.admin_port),
             seen=self.seen.get,
         ).app()
@@ -115,7 +119,7 @@ class Target:
         await listener.start(sock)
 
     def audited(self) -> list[str]:
-        with sqlite3.connect(self.paths.state.parent / "runtime.db") as raw_database:
+        with sqlite3.connect(self.database) as raw_database:
             return [str(row[0]) for row in raw_database.execute("SELECT action FROM audit ORDER BY seq")]
 
     async def stop(self) -> None:
@@ -322,6 +326,8 @@ MATRIX: dict[tuple[str, str], tuple[int, int]] = {
     ("GET", "/admin/model-host/jobs"): (401, 200),
     ("GET", f"/admin/model-host/jobs/{NO_JOB}"): (401, 404),
     ("GET", f"/admin/model-host/jobs/{NO_JOB}/stream"): (401, 404),
+    ("GET", "/admin/events"): (401, 200),
+    ("GET", "/admin/events/stream"): (401, 200),
     ("POST", "/admin/model-host/load"): (401, 202),
     ("POST", "/admin/model-host/stop"): (401, 202),
     ("POST", "/admin/model-host/drain"): (401, 202),

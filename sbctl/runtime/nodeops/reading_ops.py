@@ -56,21 +56,13 @@ class _Part:
 
 def read_events(context: NodeContext, params: EventsRead) -> dict[str, Any]:
     """Raises HostError `events.unreadable`."""
-    try:
-        found = event_log.read_events(
-            context.paths.database,
-            after=params.after,
-            limit=params.limit,
-            deployment=params.deployment,
-            since=_since(context, params.since_s),
-        )
-    except sqlite3.Error as error:
-        raise HostError(
-            "events.unreadable",
-            f"the events cannot be read: {error}",
-            place=str(context.paths.database),
-            retryable=True,
-        ) from error
+    found = event_log.read_events(
+        context.paths.database,
+        after=params.after,
+        limit=params.limit,
+        deployment=params.deployment,
+        since=_since(context, params.since_s),
+    )
     return found.model_dump(mode="json")
 
 
