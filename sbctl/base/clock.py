@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "rfc3339"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "rfc3339", "thread_cpu_s"]
 
 
 class Clock(Protocol):
@@ -37,6 +37,11 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def thread_cpu_s() -> float:
+    """Seconds of a processor that the calling thread has used: what work costs, however busy the machine is."""
+    return time.thread_time()
 
 
 def rfc3339(moment: datetime) -> str:

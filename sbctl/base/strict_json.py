@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
+from sbctl.base.display import display_safe
 from sbctl.base.errors import InputError
 from sbctl.base.limits import JSON_INT_MAX, JSON_MAX_DEPTH
 
@@ -24,7 +25,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                _refuse(f'the key "{key[:64]}" appears twice in one object')
+                _refuse(f'the key "{display_safe(key, max_chars=64)}" appears twice in one object')
             seen.add(key)
     return result
 
@@ -149,7 +150,7 @@ def members(data: bytes, *, max_bytes: int, max_depth: int = JSON_MAX_DEPTH) -> 
         while more:
             name, at = _name(text, at) if plain is None else (plain[1], plain.end())
             if name in found:
-                _refuse(f'the key "{name[:64]}" appears twice in one object')
+                _refuse(f'the key "{display_safe(name, max_chars=64)}" appears twice in one object')
             value, end = _scan(text, at)
             found[name] = _member((value, at, end))
             plain = _NEXT_NAME.match(text, end)

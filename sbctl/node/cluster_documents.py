@@ -10,7 +10,8 @@ the DSSE payload type beside each model is part of what is signed, so a document
     lease        its holder                       epoch, renewal                                   the highest epoch
     dispatch     the gateway that sends it        nonce, once, within its lifetime                 nonces until they expire
 
-Times are milliseconds since 1970 by the signer's clock. No paths, no addresses of engines, no raw error texts.
+Times are milliseconds since 1970 by the signer's clock. No paths, no addresses of engines, no raw error texts. Texts are their signer's own words:
+who shows one makes it safe first. The first entry of a list that is wrong ends its reading, so a wrong document costs no more than a right one.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ Count = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 Number = Annotated[int, Field(ge=1, le=JSON_INT_MAX)]
 Millis = Annotated[int, Field(ge=0, le=JSON_INT_MAX)]
 Permille = Annotated[int, Field(ge=0, le=1000)]
+DeviceIndex = Annotated[int, Field(ge=0, le=4095)]
+"""An accelerator's number on its node."""
 Slot = Annotated[int, Field(ge=0, le=8191)]
 """Which of a deployment's replicas in the cluster: a number that no two of one generation have. Those above 4095 are engines that a node ran by
 a bundle of its own."""
@@ -137,7 +140,7 @@ class ClusterNode(DocumentPart):
     """Who the node is: equal to the claims of its certificate. `peer_address`: `host:port` of its peer plane; None for who has none."""
 
     node_id: Id
-    roles: tuple[ClusterRole, ...] = Field(min_length=1, max_length=3)
+    roles: tuple[ClusterRole, ...] = Field(min_length=1, max_length=3, fail_fast=True)
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
     peer_address: Annotated[str, StringConstraints(min_length=3, max_length=262)] | None = None
 
@@ -146,7 +149,7 @@ class HealthReport(DocumentPart):
     """`draining`: taken out of service by an operator or an apply; it keeps what it has and gets nothing new."""
 
     state: Literal["ready", "degraded", "unhealthy"]
-    reason_codes: tuple[ReasonCode, ...] = Field(default=(), max_length=16)
+    reason_codes: tuple[ReasonCode, ...] = Field(default=(), max_length=16, fail_fast=True)
     peer_plane: Literal["ready", "degraded", "unavailable"]
     draining: bool = False
 
@@ -159,8 +162,10 @@ class EngineReport(DocumentPart):
     launch: Annotated[str, StringConstraints(max_length=32)] = ""
     version: Annotated[str, StringConstraints(max_length=128)] | None = None
     availability: Literal["available", "acquirable", "incompatible", "blocked"]
-    artifact_formats: tuple[Annotated[str, StringConstraints(max_length=32)], ...] = Field(default=(), max_length=8)
-    accelerators: tuple[AcceleratorName, ...] = Field(default=(), max_length=8)
+    artifact_formats: tuple[Annotated[str, StringConstraints(max_length=32)], ...] = Field(
+        default=(), max_length=8, fail_fast=True
+    )
+    accelerators: tuple[AcceleratorName, ...] = Field(default=(), max_length=8, fail_fast=True)
     reason_code: ReasonCode | None = None
 
 
@@ -169,7 +174,7 @@ class DeviceReport(DocumentPart):
     counts (0: all). These and the total are static facts; the rest is of the moment and never decides a placement. `withheld`: why engines
     get nothing of it."""
 
-    index: Annotated[int, Field(ge=0, le=4095)]
+    index: DeviceIndex
     vendor: Annotated[str, StringConstraints(max_length=64)] = ""
     accelerator: AcceleratorName
     name: Annotated[str, StringConstraints(max_length=128)] = ""
@@ -207,11 +212,11 @@ class ReplicaReport(DocumentPart):
     state: ReplicaPhase
     artifact_digest: Digest
     member_digest: Digest | None = None
-    selected_devices: tuple[int, ...] = Field(default=(), max_length=64)
+    selected_devices: tuple[DeviceIndex, ...] = Field(default=(), max_length=64, fail_fast=True)
     reserved_memory_bytes: Count = 0
     active_requests: Count = 0
     queue_depth: Count = 0
-    adapters: tuple[ShortText, ...] = Field(default=(), max_length=64)
+    adapters: tuple[ShortText, ...] = Field(default=(), max_length=64, fail_fast=True)
     reason_code: ReasonCode | None = None
 
 
@@ -250,10 +255,10 @@ class NodeSnapshotDocument(ClusterDocument):
     expires_at_unix_ms: Millis
     health: HealthReport
     capacity: CapacityReport
-    engines: tuple[EngineReport, ...] = Field(default=(), max_length=16)
-    devices: tuple[DeviceReport, ...] = Field(default=(), max_length=64)
-    artifacts: tuple[ArtifactReport, ...] = Field(default=(), max_length=512)
-    replicas: tuple[ReplicaReport, ...] = Field(default=(), max_length=1024)
+    engines: tuple[EngineReport, ...] = Field(default=(), max_length=16, fail_fast=True)
+    devices: tuple[DeviceReport, ...] = Field(default=(), max_length=64, fail_fast=True)
+    artifacts: tuple[ArtifactReport, ...] = Field(default=(), max_length=512, fail_fast=True)
+    replicas: tuple[ReplicaReport, ...] = Field(default=(), max_length=1024, fail_fast=True)
     runtime_version: Annotated[str, StringConstraints(max_length=64)] = ""
     active_bundle: BundleMark | None = None
     assignment: AssignmentMark | None = None
@@ -276,7 +281,7 @@ class AssignedReplica(DocumentPart):
     """One engine to run: which of the deployment's replicas, on which devices (indexes; none: main memory), with how much memory."""
 
     slot: Slot
-    devices: tuple[Annotated[int, Field(ge=0, le=4095)], ...] = Field(default=(), max_length=64)
+    devices: tuple[DeviceIndex, ...] = Field(default=(), max_length=64, fail_fast=True)
     memory_bytes: Count = 0
 
 
@@ -296,7 +301,7 @@ class AssignedDeployment(DocumentPart):
     variant: ShortText
     artifact_digest: Digest
     member_digest: Digest
-    replicas: tuple[AssignedReplica, ...] = Field(default=(), max_length=64)
+    replicas: tuple[AssignedReplica, ...] = Field(default=(), max_length=64, fail_fast=True)
     handoff_deadline_unix_ms: Millis | None = None
     tried_again: Count = 0
 

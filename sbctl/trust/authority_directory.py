@@ -37,6 +37,7 @@ from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, LockedError, RefusedError, SbctlError
 from sbctl.base.flock import exclusive
 from sbctl.base.ids import is_id
+from sbctl.base.schema_faults import first_fault
 from sbctl.base.secret import Secret
 from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.certificates import KeyPair, matches, read_chain
@@ -196,11 +197,10 @@ class AuthorityFiles:
         try:
             return model.model_validate_json(json.dumps(document))
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the top"
+            where, what = first_fault(error)
             raise InputError(
                 "authority.invalid",
-                f"wrong at {where}: {first['msg']}",
+                f"wrong at {where}: {what}",
                 place=str(self.path(name)),
                 next_step=_RESTORE,
             ) from None

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from sbctl.base import strict_json
 from sbctl.base.errors import InputError
+from sbctl.base.schema_faults import first_fault
 from sbctl.trust.envelope import open_envelope
 from sbctl.trust.keys import parse_public_key
 
@@ -69,6 +70,4 @@ class AuthorityKeys:
         try:
             return model.model_validate_json(json.dumps(document))
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the top"
-            raise invalid(f"{where}: {first['msg']}") from None
+            raise invalid(": ".join(first_fault(error))) from None

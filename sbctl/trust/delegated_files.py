@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sbctl.base import fs, strict_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.limits import ENROLLED_HOURS_MAX
+from sbctl.base.schema_faults import first_fault
 from sbctl.base.secret import Secret
 from sbctl.trust.authority import Authority
 from sbctl.trust.authority_directory import AuthorityFiles
@@ -108,11 +109,10 @@ class DelegatedFiles(AuthorityFiles):
             document = strict_json.loads(self.text("server.json").encode(), max_bytes=_MAX_BYTES)
             return ServerSettings.model_validate_json(json.dumps(document))
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the top"
+            where, what = first_fault(error)
             raise InputError(
                 "authority.invalid",
-                f"wrong at {where}: {first['msg']}",
+                f"wrong at {where}: {what}",
                 place=str(self.path("server.json")),
                 next_step="sbctl apply writes it anew",
             ) from None

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sbctl.base import strict_json
 from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.schema_faults import first_fault
 from sbctl.trust.keys import SigningKey, parse_public_key
 
 __all__ = [
@@ -102,8 +103,7 @@ def _parse(text: str, max_bytes: int) -> tuple[_Envelope, bytes]:
     try:
         envelope = _Envelope.model_validate_json(text)
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors(include_input=False, include_url=False)[0]["loc"])
-        raise InputError("envelope.invalid", f"this is not a signed envelope (at {where or 'the top'})") from None
+        raise InputError("envelope.invalid", f"this is not a signed envelope (at {first_fault(error)[0]})") from None
     keyids = [signature.keyid for signature in envelope.signatures]
     if len(set(keyids)) != len(keyids):
         raise InputError("envelope.invalid", "the envelope names one key id twice")

@@ -24,6 +24,7 @@ from sbctl.base import strict_json
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.ids import is_id
+from sbctl.base.schema_faults import first_fault
 from sbctl.node.cluster_documents import ClusterRole
 from sbctl.trust.authority_keys import AuthorityKeys
 from sbctl.trust.envelope import open_envelope, sign_envelope
@@ -154,9 +155,8 @@ def _parsed(model: type[_Model], data: bytes, code: str, what: str, max_bytes: i
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise InputError(code, f"{what} cannot be accepted at {where}: {first['msg']}") from None
+        where, why = first_fault(error)
+        raise InputError(code, f"{what} cannot be accepted at {where}: {why}") from None
 
 
 def claims_uri(claims: IdentityClaims) -> str:

@@ -31,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sbctl.base import strict_json
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import InputError, RefusedError
+from sbctl.base.schema_faults import first_fault
 from sbctl.base.secret import Secret
 from sbctl.node.cluster_documents import ClusterDocument, NodeSnapshotDocument
 from sbctl.trust.authority_keys import AuthorityKeys
@@ -304,8 +305,7 @@ def _parse(text: str, kind: DocumentKind[Document]) -> _Signed:
     try:
         return _Signed.model_validate_json(text)
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors(include_input=False, include_url=False)[0]["loc"])
-        raise InputError("peer.malformed", f"this is no signed {kind.noun} (at {where or 'the top'})") from None
+        raise InputError("peer.malformed", f"this is no signed {kind.noun} (at {first_fault(error)[0]})") from None
 
 
 def _document(payload: bytes, kind: DocumentKind[Document]) -> Document:
@@ -321,6 +321,5 @@ def _document(payload: bytes, kind: DocumentKind[Document]) -> Document:
     try:
         return kind.model.model_validate_json(payload)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise InputError("peer.malformed", f"the {kind.noun} is wrong at {where}: {first['msg']}") from None
+        where, what = first_fault(error)
+        raise InputError("peer.malformed", f"the {kind.noun} is wrong at {where}: {what}") from None

@@ -29,6 +29,7 @@ from sbctl.base import strict_json
 from sbctl.base.digests import fingerprint
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.limits import BUNDLE_MAX_BYTES, CLOCK_SKEW_LEEWAY_S
+from sbctl.base.schema_faults import first_fault
 from sbctl.trust.bundle import BUNDLE_PAYLOAD_TYPE, TRUST_PAYLOAD_TYPE, BundlePayload, TrustSet, content_digest
 from sbctl.trust.envelope import open_envelope, unverified_payload
 from sbctl.trust.keys import parse_public_key
@@ -79,8 +80,7 @@ def trust_digest(trust: TrustSet) -> str:
 
 
 def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_input=False, include_url=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or 'the top'}: {first['msg']}"
+    return ": ".join(first_fault(error))
 
 
 def parse_bundle(payload: bytes) -> BundlePayload:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal
 
-from sbctl.base.clock import Clock
+from sbctl.base.clock import Clock, thread_cpu_s
 from sbctl.base.digests import fingerprint, sha256_bytes
 from sbctl.base.errors import SbctlError
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S
@@ -43,6 +43,8 @@ __all__ = [
 MEMBERS_MAX: Final = 1024
 BEHIND_GRACE_S: Final = 30.0
 """So long a node may stand at an older bundle before it gets nothing new."""
+_TOLD_EVERY_S: Final = 10.0
+"""Of one node: what it writes fills no log."""
 STALE_AFTER_S: Final = 15.0
 """Without contact to the store for so long, the directory says that it is old; what it holds is used on."""
 
@@ -138,6 +140,8 @@ class _Known:
     heard_s: float | None = None
     ends_s: float = 0.0
     refusal: Exclusion = ""
+    told_s: float | None = None
+    """When the log was told of a refusal last."""
     behind_since_s: float | None = None
 
 
@@ -156,9 +160,9 @@ class Directory:
     def __post_init__(self) -> None:
         self._clocks = Clocks(self.node_id)
 
-    def take(self, texts: Mapping[str, str], *, fresh: Collection[str] = ()) -> None:
+    def take(self, texts: Mapping[str, str], *, fresh: Collection[str] = ()) -> Mapping[str, float]:
         """What the store shows now, by the node in whose place it stands. Marks are on disk before anything of it is used. `fresh`: of nodes
-        that wrote it just now.
+        that wrote it just now. → how many seconds of a processor reading each node's words took.
 
         Raises SbctlError `cluster.state_not_written` and RefusedError `cluster.too_many_peers`: nothing of it is used.
         """
@@ -166,16 +170,19 @@ class Directory:
         verified: dict[str, VerifiedDocument[NodeSnapshotDocument]] = {}
         refused: dict[str, SbctlError] = {}
         digests = {node_id: sha256_bytes(text.encode("utf-8", "surrogatepass")) for node_id, text in texts.items()}
+        took_s: dict[str, float] = {}
         for node_id, text in texts.items():
             known = self._known.get(node_id)
             if known is not None and known.text_sha256 == digests[node_id] and not known.row.removed:
                 continue
+            began_s = thread_cpu_s()
             try:
                 verified[node_id] = self.trust.verifier.open(
                     text, SNAPSHOT, now=now, marks=self.fences.known(), publisher=node_id
                 )
             except SbctlError as error:
                 refused[node_id] = error
+            took_s[node_id] = thread_cpu_s() - began_s
         self.fences.advance({node_id: one.mark for node_id, one in verified.items()})
         for node_id, one in verified.items():
             if node_id in fresh:
@@ -186,6 +193,7 @@ class Directory:
                 self._compare(node_id, made_ms)
             self._refuse(node_id, why)
         self._collected_s = self.clock.monotonic_s()
+        return took_s
 
     def _compare(self, node_id: str, made_ms: int) -> None:
         self._clocks.heard(
@@ -250,7 +258,9 @@ class Directory:
         ahead_s = self._clocks.ahead_s(node_id, self.clock.monotonic_s())
         if error.code in _MOMENTS and ahead_s is not None:
             reason, problem = "clock_skew", clock_words(node_id, ahead_s)
-        if known.refusal != reason:
+        at_s = self.clock.monotonic_s()
+        if known.refusal != reason and (known.told_s is None or at_s - known.told_s >= _TOLD_EVERY_S):
+            known.told_s = at_s
             get_log("cluster").warning("snapshot refused", node=node_id, code=error.code, reason=problem)
         known.refusal = reason
         known.row = replace(known.row, problem=problem, removed=False)

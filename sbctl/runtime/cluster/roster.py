@@ -1,12 +1,14 @@
 """The directory as it follows the store: snapshots in batches, off the loop, and one view of who counts for all who ask.
 
+A node that writes without end, or what takes long to read, is read seldom: others are heard in time whatever one of them does.
+
 While the store is away the last view stays in use: what expires then expired for want of the store, not of the node.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
@@ -25,6 +27,9 @@ _BATCH_S: Final = 0.05
 _KEEP_S: Final = 5.0
 _SPACING: Final = 10.0
 """Judging a large cluster anew takes this part of one processor at most."""
+_NODE_SPACING: Final = 20.0
+"""Reading what one node writes takes this part of one processor at most; beyond it, only its newest words are read."""
+_NODE_REST_MAX_S: Final = 10.0
 _SET_MS: Final = 500.0
 """A clock that moved by more against monotonic time was set."""
 _SUFFIX: Final = ".snapshot"
@@ -68,6 +73,8 @@ class Roster:
         self._waiting: dict[str, str] = {}
         self._fresh: set[str] = set()
         """Of those that wait, the nodes that wrote just now."""
+        self._rests: dict[str, float] = {}
+        """Loop time until which a node's next words wait."""
         self._gone: set[str] = set()
         self._arrived = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -152,27 +159,46 @@ class Roster:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            texts, self._waiting = self._waiting, {}
-            fresh, self._fresh = self._fresh, set()
-            gone, self._gone = self._gone, set()
+            texts = self._readable(loop.time())
+            fresh = self._fresh & texts.keys()
+            # What a node said last comes before its place is empty.
+            gone = self._gone - self._waiting.keys()
+            self._fresh -= fresh
+            self._gone -= gone
             try:
                 async with self._lock:
-                    await asyncio.to_thread(self._directory.take, texts, fresh=fresh)
+                    took_s = await asyncio.to_thread(self._directory.take, texts, fresh=fresh)
                     for node in gone:
                         self._directory.remove(node)
-                        self._texts.pop(node, None)
-                self._texts |= texts
             except SbctlError as error:
                 # What cannot be remembered is not believed; who was believed before is asked on, as while the store is away.
                 self._was_away_until_s = loop.time()
                 self._log.error("snapshots not taken", code=error.code, reason=error.message)
                 await asyncio.sleep(_LOOK_S)
+                self._gone |= gone - self._waiting.keys()
                 self._waiting = texts | self._waiting
+                self._fresh |= fresh
                 self._arrived.set()
                 continue
+            self._texts = {node: text for node, text in (self._texts | texts).items() if node not in gone}
+            self._rest(took_s, loop.time())
             began_s = loop.time()
             await self.refresh()
             await asyncio.sleep(max(_BATCH_S, _SPACING * (loop.time() - began_s)))
+
+    def _readable(self, now_s: float) -> dict[str, str]:
+        """What is read now of what waits; the rest is looked at again when its time comes."""
+        self._rests = {node: until_s for node, until_s in self._rests.items() if until_s > now_s}
+        texts = {node: text for node, text in self._waiting.items() if node not in self._rests}
+        self._waiting = {node: text for node, text in self._waiting.items() if node in self._rests}
+        if self._waiting:
+            next_s = min(self._rests[node] for node in self._waiting)
+            asyncio.get_running_loop().call_at(next_s, self._arrived.set)
+        return texts
+
+    def _rest(self, took_s: Mapping[str, float], now_s: float) -> None:
+        for node, seconds in took_s.items():
+            self._rests[node] = now_s + min(_NODE_REST_MAX_S, _NODE_SPACING * seconds)
 
     async def _look(self) -> None:
         """Time alone changes who counts."""

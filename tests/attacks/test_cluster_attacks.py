@@ -1,0 +1,182 @@
+"""A node out of hand against all that the store shows of it (docs/threats.md, sections C, D, G and H): it harms itself, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sbctl.base.clock import SystemClock
+from sbctl.base.display import display_safe
+from sbctl.base.errors import SbctlError
+from sbctl.node.cluster_documents import SNAPSHOT_PAYLOAD_TYPE
+from sbctl.node.paths import node_paths
+from sbctl.runtime.cluster.directory import Directory, DirectoryView
+from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.roster import Roster
+from sbctl.runtime.cluster.roster_memory import RosterMemory
+from sbctl.runtime.cluster.store import Bucket, node_key
+from sbctl.runtime.identity_files import IdentityFiles
+from sbctl.trust.envelope import sign_with
+from sbctl.trust.node_keys import node_signs
+from sbctl.trust.peer_kinds import SNAPSHOT
+from tests.simulators.cluster_store import MemoryCluster
+from tests.simulators.cluster_trust import NOW, ClusterAuthority
+from tests.simulators.engine_world import in_virtual_time
+from tests.simulators.peer_snapshots import node
+
+
+class SetClock(SystemClock):
+    """Stands still."""
+
+    def now(self) -> datetime:
+        return NOW
+
+    def monotonic_s(self) -> float:
+        return 5.0
+
+
+CLUSTER = ClusterAuthority()
+KIT = CLUSTER.node("evil", "worker")
+VERIFIER = CLUSTER.verifier()
+MILLIS = int(NOW.timestamp() * 1000)
+
+
+def words(**changed: Any) -> dict[str, Any]:
+    shown = node("evil", published_at_unix_ms=MILLIS, expires_at_unix_ms=MILLIS + 30_000).snapshot
+    document = shown.model_dump(mode="json")
+    document["node"]["labels"] = {}
+    return {**document, **changed}
+
+
+def signed(document: dict[str, Any]) -> str:
+    """Whatever it says, under the node's own key."""
+    envelope = sign_with(SNAPSHOT_PAYLOAD_TYPE, json.dumps(document).encode(), {"evil": node_signs(KIT.key)})
+    proof = {"certificate_chain": KIT.files.certificate, "identity": KIT.files.identity}
+    return json.dumps({"schema_version": 1, "envelope": envelope, "proof": proof})
+
+
+def refusal(text: str) -> SbctlError:
+    with pytest.raises(SbctlError) as caught:
+        VERIFIER.open(text, SNAPSHOT, now=NOW, marks={}, publisher="evil")
+    return caught.value
+
+
+ODD = "\x1b]0;owned\x07\u202e\x9b31m\n" + "z" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        signed(words(**{ODD: 1})),
+        signed(words(figures={ODD: 1})),
+        signed(words(node={**words()["node"], "node_id": ODD})),
+        signed(words(cluster_id=ODD)),
+        signed(words(health={ODD: ODD})),
+        signed(words(replicas=[{ODD: 1}])),
+        json.dumps({**json.loads(signed(words())), ODD: 1}),
+        json.dumps({**json.loads(signed(words())), "proof": {ODD: ODD}}),
+        json.dumps({**json.loads(signed(words())), "envelope": json.dumps({ODD: 1})}),
+        '{"a":1,"' + "\\u001b[2J" * 9 + '":1,"' + "\\u001b[2J" * 9 + '":2}',
+    ],
+)
+def test_H3_why_a_document_was_refused_is_said_in_words_of_ours(text: str) -> None:
+    """What a node calls its fields stands in logs, status and terminals of others."""
+    message = refusal(text).message
+    assert len(message) < 600
+    assert message == display_safe(message)
+
+
+def test_C15_a_wrong_list_is_read_to_its_first_wrong_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+
+    def counted(error: Any) -> tuple[str, str]:
+        counts.append(error.error_count())
+        return "somewhere", "wrong"
+
+    monkeypatch.setattr("sbctl.trust.peer_documents.first_fault", counted)
+    for name in ("replicas", "engines", "devices", "artifacts"):
+        refusal(signed(words(**{name: [{"a": 1}] * 20_000})))
+    assert max(counts) < 100
+
+
+# --- floods
+
+
+class Slow:
+    """A directory that reads, and says that each text took half a second."""
+
+    def __init__(self) -> None:
+        self.reads: dict[str, list[str]] = {}
+        self.removed: list[str] = []
+
+    def take(self, texts: Mapping[str, str], *, fresh: Collection[str] = ()) -> Mapping[str, float]:
+        for name, text in texts.items():
+            self.reads.setdefault(name, []).append(text)
+        return {name: 0.5 if name == "evil" else 0.001 for name in texts}
+
+    def remove(self, node_id: str) -> None:
+        self.removed.append(node_id)
+
+    def contact(self) -> None: ...
+
+    def view(self, _active: object) -> DirectoryView:
+        return DirectoryView({}, 0, "")
+
+
+def test_G17_a_node_that_writes_without_end_is_read_seldom_and_others_in_time(tmp_path: Path) -> None:
+    directory = Slow()
+
+    async def scenario() -> None:
+        cluster = MemoryCluster()
+        evil, good, store = cluster.client("evil"), cluster.client("good"), cluster.client("gw", is_authority=True)
+        roster = Roster(
+            cast("Any", directory),
+            store=store,
+            clock=cluster.clock,
+            active=lambda: None,
+            grace_s=0,
+            memory=RosterMemory(tmp_path),
+        )
+        work = asyncio.create_task(roster.run())
+        for number in range(600):
+            await evil.put(Bucket.NODES, node_key("evil"), f"evil {number}".encode())
+            if number % 20 == 0:
+                await good.put(Bucket.NODES, node_key("good"), f"good {number}".encode())
+            await asyncio.sleep(0.1)
+        await evil.delete(Bucket.NODES, node_key("evil"))
+        await asyncio.sleep(30)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    in_virtual_time(scenario)
+    assert directory.reads["good"] == [f"good {number}" for number in range(0, 600, 20)]
+    assert 6 <= len(directory.reads["evil"]) <= 8, "once in ten seconds"
+    assert directory.reads["evil"][-1] == "evil 599", "its last words, before its place is empty"
+    assert directory.removed[-1] == "evil"
+
+
+def test_G22_refusals_of_one_node_fill_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, told = ClusterAuthority(), []
+    paths = node_paths(0, {"SBCTL_NODE_PREFIX": str(tmp_path)})
+    paths.state.mkdir(parents=True)
+    kit, identity = cluster.node("gw-a", "gateway"), IdentityFiles(paths)
+    identity.switch(identity.stage(kit.files, kit.key))
+    fences = ClusterFences(paths.database)
+    directory = Directory(HeldTrust("prod", identity, paths.state, now=NOW), fences, SetClock())
+
+    class Log:
+        def warning(self, event: str, **more: Any) -> None:
+            told.append((event, more))
+
+    monkeypatch.setattr("sbctl.runtime.cluster.directory.get_log", lambda _part: Log())
+    for number in range(200):
+        directory.take({"evil": "{" if number % 2 else signed(words())})
+    fences.close()
+    assert len(told) == 1
