@@ -20,6 +20,7 @@ from sbctl.base.display import format_bytes
 from sbctl.base.errors import EngineError, ExitCode, SbctlError
 from sbctl.base.limits import GIB, MIB
 from sbctl.catalog.loader import builtin_catalog
+from sbctl.cli.cluster_words import cluster_check, store_checks
 from sbctl.cli.egress_checks import egress_checks
 from sbctl.cli.fitness import (
     certificate_checks,
@@ -126,6 +127,7 @@ def examine(file: Path | None) -> Report:
             checks.extend((*device_checks(name, snapshot.host), *filesystem_checks(name, snapshot)))
             checks.extend(system_checks(name, snapshot.host))
             checks.extend(certificate_checks(name, snapshot, asked_at))
+            checks.extend((*cluster_check(name, snapshot.cluster), *store_checks(name, snapshot.store)))
             found = tuple(servable_models(builtin_catalog() if host is None else host.catalog, usable_bytes(snapshot)))
             checks.extend((*host_checks(name, snapshot), catalog_check(name, found)))
             if connections[name].kind == "local":

@@ -13,10 +13,11 @@ from sbctl.base.errors import SbctlError
 from sbctl.base.ids import Address
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Recorded
+from sbctl.cli.cluster_words import cluster_problems, store_notes, store_problems
 from sbctl.cli.host_lines import Lines
 from sbctl.cli.public_certificates import certificate_notes, certificate_problems
 from sbctl.cli.workspace import Workspace
-from sbctl.node.snapshot import CertificateState, DeploymentState, NodeSnapshot, StoreState
+from sbctl.node.snapshot import CertificateState, DeploymentState, NodeSnapshot
 from sbctl.views.status_views import Condition, DeploymentStatus, HostStatus
 
 __all__ = ["Remembered", "fleet_status", "remembered", "status_of"]
@@ -105,7 +106,7 @@ def status_of(host: str, found: NodeSnapshot | SbctlError, known: Remembered, no
 
 
 def _problems(found: NodeSnapshot, known: Remembered, now: datetime) -> Iterator[str]:
-    yield from _store_problems(found.store)
+    yield from store_problems(found.store)
     runtime = found.runtime
     if not runtime.running:
         if known.has_runtime:
@@ -122,8 +123,7 @@ def _problems(found: NodeSnapshot, known: Remembered, now: datetime) -> Iterator
     if known.revision is not None and held != known.revision:
         yield f"it serves revision {held or 'none'}, and the state remembers {known.revision}: sbctl plan"
     cluster = found.cluster
-    if cluster is not None and cluster.problem:
-        yield f"it stands alone in its cluster: {cluster.problem}"
+    yield from cluster_problems(cluster)
     is_placed = cluster is not None and cluster.bundle is not None
     served = (
         set(cluster.members) if cluster is not None and is_placed else {one.deployment for one in found.deployments}
@@ -140,15 +140,6 @@ def _held_revision(found: NodeSnapshot) -> int | None:
     """Of the bundle that counts on the host: its cluster's, if it is in one that has a bundle; where it runs is the cluster's matter."""
     bundle = found.bundle if found.cluster is None or found.cluster.bundle is None else found.cluster.bundle
     return None if bundle is None else bundle.revision
-
-
-def _store_problems(store: StoreState | None) -> Iterator[str]:
-    if store is None:
-        return
-    if not store.running:
-        yield "the cluster's store does not run here: systemctl status sbctl-store, sbctl apply"
-    elif not store.whole:
-        yield f"the cluster's store runs here and is not whole: {store.problem or 'no leader'}; what runs goes on"
 
 
 def _broken(deployment: DeploymentState) -> Iterator[str]:
@@ -178,6 +169,7 @@ def _certificate_problems(certificate: CertificateState | None, now: datetime) -
 
 def _notes(host: str, found: NodeSnapshot, now: datetime) -> Iterator[str]:
     drain, lease, runtime = found.drain, found.lease, found.runtime
+    yield from store_notes(found.store)
     if drain is not None and drain.persistent:
         yield f"out of service since {drain.since}, by {drain.by}; back by: sbctl host resume {host}"
     if lease is not None:

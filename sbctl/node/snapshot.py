@@ -145,7 +145,8 @@ class EnrollmentState(_Fact):
 
 class StoreState(_Fact):
     """The cluster's store as it is installed and as its server says. `up_to_date`: it runs with what was installed last. `whole`: it is an
-    up-to-date member of a group with a leader; `problem`: why not."""
+    up-to-date member of a group with a leader; `problem`: why not. `stuck`: its disk was full, and it takes no writes until it is started anew.
+    `restarts`: how often it was, by itself, since it last was well for an hour; `restarted_at`: the last time ever."""
 
     content_sha256: str = Field(default="", max_length=64)
     unit_sha256: str | None = Field(default=None, max_length=64)
@@ -155,6 +156,9 @@ class StoreState(_Fact):
     whole: bool = False
     leader: str | None = Field(default=None, max_length=128)
     problem: str | None = Field(default=None, max_length=512)
+    stuck: bool = False
+    restarts: int = Field(default=0, ge=0)
+    restarted_at: str = Field(default="", max_length=40)
 
 
 class StoreProgramFact(_Fact):

@@ -30,6 +30,12 @@ def _store(argv: list[str]) -> int:
     return run_store(argv)
 
 
+def _store_keeper(argv: list[str]) -> int:
+    from sbctl.runtime.store_keeper import run_store_keeper
+
+    return run_store_keeper(argv)
+
+
 def _node(argv: list[str]) -> int:
     from sbctl.base.process import begin_short_process
 
@@ -92,6 +98,7 @@ def _check(_argv: list[str]) -> int:
     import sbctl.runtime.launcher.program
     import sbctl.runtime.nodeops.activation_end
     import sbctl.runtime.nodeops.stdio
+    import sbctl.runtime.store_exec
     import sbctl.runtime.supervise  # noqa: F401 - importing is the check
 
     sys.stdout.write(f"sbctl-runtime {__version__}\n")
@@ -110,6 +117,10 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "public-tls": (_public_tls, "take the API's certificate, as somebody else keeps it on this host, into use"),
     "supervise": (_supervise, "keep `serve`, or with --store the store, running where no systemd does"),
     "store": (_store, "become the store's server, as a child of its supervisor"),
+    "store-keeper": (
+        _store_keeper,
+        "stay beside the store's server, which is started anew when it is stuck and has room again",
+    ),
 }
 
 

@@ -50,16 +50,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """What one supervisor keeps running. `name` is that of its files, `command` that of its child, `held` a lock that its child holds."""
+    """What one supervisor keeps running. `name` is that of its files, `command` that of its child, `held` a lock that its child holds; one that
+    `may_end` is not started again when it ends without a fault."""
 
     name: str
     command: str
     log: str
     option: tuple[str, ...] = ()
     held: str | None = None
+    may_end: bool = False
 
 
-RUNTIME: Final = Supervised("supervisor", "serve", "runtime.log", held="serve.lock")
+RUNTIME: Final = Supervised("supervisor", "serve", "runtime.log", held="serve.lock", may_end=True)
 STORE: Final = Supervised("store-supervisor", "store", "store.log", option=("--store",))
 
 _SUPERVISED_VARIABLE: Final = "SBCTL_SUPERVISOR_PID"
@@ -127,7 +129,7 @@ class _Supervisor:
         while not self._is_stopping():
             began_s = time.monotonic()
             returncode = self._run_once()
-            if self._is_stopping() or returncode == 0:
+            if self._is_stopping() or (returncode == 0 and self._what.may_end):
                 break
             failures = 1 if time.monotonic() - began_s >= _STABLE_AFTER_S else failures + 1
             delay_s = backoff_s(min(failures, 10), random.random())  # noqa: S311 - jitter, not a secret

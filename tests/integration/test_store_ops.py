@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,13 +89,33 @@ def hosts(tmp_path: Path, identities: ServerIdentities) -> Iterator[list[Host]]:
             remove_store(host.context, StoreRemove(lineage="11111111-1111-4111-8111-111111111111"))
 
 
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path], None]]:
+    """Puts 24 MiB of memory in the place of a directory."""
+    mounted: list[Path] = []
+
+    def mount(directory: Path) -> None:
+        directory.mkdir(parents=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", str(directory)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            pytest.skip(f"no filesystem of its own can be mounted here: {done.stderr.strip()}")
+        mounted.append(directory)
+
+    yield mount
+    for directory in mounted:
+        subprocess.run(["umount", "--lazy", str(directory)], check=False)
+
+
 def wheel() -> StoreWheel:
     pin = store_pin(STORE_DEFAULT, os.uname().machine)
     names = ("project", "version", "filename", "sha256", "member", "member_sha256")
     return StoreWheel(**{name: getattr(pin, name) for name in names})
 
 
-async def _use(host: Host) -> None:
+async def _use(host: Host, *, replicas: int = 1) -> None:
     """As the host's own runtime does, with the identity that the host holds."""
     store = NatsStore(
         lambda: [StoreServer(host.name, "127.0.0.1", host.port)],
@@ -103,7 +125,7 @@ async def _use(host: Host) -> None:
     )
     await store.start()
     try:
-        await store.prepare(replicas=1)
+        await store.prepare(replicas=replicas)
         await store.put(Bucket.DESIRED, BUNDLE_KEY, b"x")
         entry = await store.get(Bucket.DESIRED, BUNDLE_KEY)
         assert entry is not None
@@ -211,6 +233,53 @@ def test_a_store_that_is_killed_comes_back_and_its_parent_takes_it_along(hosts: 
     while not store_state(host.context)["whole"] or host.pid() == pid:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("members", [1, pytest.param(3, marks=pytest.mark.soak)])
+def test_a_store_whose_disk_was_full_starts_anew_by_itself_once_there_is_room(
+    hosts: list[Host], small_disk: Callable[[Path], None], members: int
+) -> None:
+    """Of a group, the one with the full disk; the others go on meanwhile."""
+    group, full = hosts[:members], hosts[members - 1]
+    small_disk(full.context.paths.state / "store")
+    for at, host in enumerate(group):
+        install_store(host.context, host.request(group, expects_quorum=2 * at + 1 >= members))
+    asyncio.run(_use(group[0], replicas=members))
+    pid = full.pid()
+    filler = full.context.paths.state / "store" / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    asyncio.run(_write_until(group, lambda: store_state(full.context)["stuck"]))
+    told = store_state(full.context)
+    assert (told["running"], told["whole"]) == (False, False)
+    assert "its disk is full: 0 B free" in told["problem"]
+    assert full.pid() == pid, "without room a start would help nobody"
+
+    filler.unlink()
+    asyncio.run(_write_until(group, lambda: full.pid() != pid and store_state(full.context)["whole"]))
+    told = store_state(full.context)
+    assert (told["restarts"], told["stuck"], told["problem"]) == (1, False, None)
+    assert "the store starts anew" in (full.context.paths.logs / "store.log").read_text()
+
+
+async def _write_until(hosts: list[Host], holds: Callable[[], bool]) -> None:
+    """Each host writes, whatever comes of it."""
+    store = NatsStore(
+        lambda: [StoreServer(host.name, "127.0.0.1", host.port) for host in hosts],
+        lambda: store_context(IdentityFiles(hosts[0].context.paths)),
+        node_id=hosts[0].name,
+        clock=SYSTEM_CLOCK,
+    )
+    await store.start()
+    try:
+        async with asyncio.timeout(150):
+            while not await asyncio.to_thread(holds):
+                with contextlib.suppress(SbctlError):
+                    await store.put(Bucket.DESIRED, BUNDLE_KEY, os.urandom(300_000))
+                await asyncio.sleep(0.1)
+    finally:
+        await store.close()
 
 
 @pytest.mark.parametrize(

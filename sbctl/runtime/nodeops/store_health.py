@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 __all__ = ["Health", "look"]
@@ -13,13 +14,15 @@ __all__ = ["Health", "look"]
 _DEADLINE_S: Final = 2.0
 _MAX_BYTES: Final = 4 * 1024 * 1024
 _WRITE_ERROR: Final = "write error"
+_OPENS_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """`config` is the server's own digest of what it read. `leader`: who leads the group, None while nobody does; a store of one leads itself.
     `connected`: the other members that it sees; `behind`: those of them that the leader, when it is this one, knows to lag. `is_stuck`: a
-    write failed, most likely on a full disk; after that the server takes none until it is started anew, whatever room there is."""
+    write failed, most likely on a full disk; after that the server takes none until it is started anew, whatever room there is. One that is alone
+    names the write; a member of a group gives up its data and its vote."""
 
     version: str
     config: str
@@ -38,7 +41,8 @@ def look(port: int, *, others: Collection[str]) -> Health | None:
     if told is None:
         return None
     healthy = _ask(port, "/healthz") or {}
-    group = (_ask(port, "/jsz") or {}).get("meta_cluster") or {}
+    data = _ask(port, "/jsz") or {}
+    group = data.get("meta_cluster") or {}
     routes = (_ask(port, "/routez") or {}).get("routes") or ()
     name = str(told.get("server_name", ""))
     is_whole = healthy.get("status") == "ok"
@@ -55,8 +59,17 @@ def look(port: int, *, others: Collection[str]) -> Health | None:
         connected=frozenset(str(route.get("remote_name", "")) for route in routes) & frozenset(others),
         behind=frozenset(str(one.get("name", "")) for one in replicas if one.get("offline") or not one.get("current")),
         problem=problem,
-        is_stuck=problem is not None and _WRITE_ERROR in problem,
+        is_stuck=problem is not None and (_WRITE_ERROR in problem or (data.get("disabled") is True and _is_up(told))),
     )
+
+
+def _is_up(told: Mapping[str, Any]) -> bool:
+    """Whether it has had the time to open its data, by its own clock."""
+    try:
+        began, now = (datetime.fromisoformat(str(told[name])) for name in ("start", "now"))
+        return (now - began).total_seconds() >= _OPENS_S
+    except (KeyError, ValueError, TypeError):
+        return False
 
 
 def _ask(port: int, path: str) -> dict[str, Any] | None:

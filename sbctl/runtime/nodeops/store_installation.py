@@ -104,6 +104,7 @@ class Installation:
             [STORE_UNIT],
             {
                 "program": self._program.path,
+                "python": self._context.paths.current / "bin" / "python",
                 "etc": self._context.paths.etc,
                 "store": self._home,
                 "identity": _IDENTITY,

@@ -2,7 +2,7 @@
 
     <etc>/store/          root's alone: nats.conf, the names of the members, which program runs, and what was taken up last (`applied.json`)
     <opt>/store/<version> the program from its wheel
-    sbctl-store.service   an account of its own; its data is systemd's (StateDirectory)
+    sbctl-store.service   an account of its own; its data is systemd's (StateDirectory); beside the server its keeper (`store_keeper`)
 
 Where no systemd is, below a prefix, a small parent keeps the server running, and its data is in `<state>/store`.
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbctl.base import fs
+from sbctl.base.display import format_bytes
 from sbctl.base.errors import HostError, InputError, SbctlError
 from sbctl.node.store_messages import StoreInstall, StoreRemove
 from sbctl.runtime.identity_files import IdentityFiles
@@ -38,6 +39,7 @@ from sbctl.runtime.nodeops.store_installation import (
 from sbctl.runtime.nodeops.store_program import ensure_program, programs_directory
 from sbctl.runtime.nodeops.units import units_digest
 from sbctl.runtime.store_exec import PROGRAM_FILE
+from sbctl.runtime.store_keeper import Restarts, room
 from sbctl.runtime.supervise import STORE, stop_supervised
 from sbctl.trust.certificates import certificate_facts
 
@@ -113,6 +115,8 @@ def store_state(context: NodeContext) -> dict[str, Any]:
     files = [_read(store_home(context) / name) for name in ("nats.conf", "hosts", PROGRAM_FILE)]
     others = [str(name) for name in applied.get("members", ()) if name != applied.get("node")]
     health = look(int(applied["monitor_port"]), others=others) if "monitor_port" in applied else None
+    data = store_data(context, systemd)
+    restarts = Restarts.read(data)
     told: dict[str, Any] = {
         "content_sha256": content_digest(*files),
         "unit_sha256": None,
@@ -121,11 +125,28 @@ def store_state(context: NodeContext) -> dict[str, Any]:
         "up_to_date": health is not None and health.config == applied.get("config"),
         "whole": health is not None and health.is_whole,
         "leader": None if health is None else health.leader,
-        "problem": "it does not run" if health is None else health.problem,
+        "problem": _problem(health, data),
+        "stuck": health is not None and health.is_stuck,
+        "restarts": restarts.count,
+        "restarted_at": restarts.last_at,
     }
     if systemd is not None:
         told["unit_sha256"] = units_digest(installed_units(systemd, [STORE_UNIT]))
     return told
+
+
+def _problem(health: Health | None, data: Path) -> str | None:
+    if health is None:
+        return "it does not run"
+    if not health.is_stuck:
+        return health.problem
+    try:
+        free, needed = room(data)
+    except OSError as error:
+        return f"it takes no writes, and its data in {data} cannot be looked at: {error.strerror}"
+    if free < needed:
+        return f"its disk is full: {format_bytes(free)} free in {data}, {format_bytes(needed)} are needed; then it starts anew by itself"
+    return f"its disk was full; {format_bytes(free)} are free in {data}, and it starts anew by itself within minutes"
 
 
 def remove_store(context: NodeContext, params: StoreRemove) -> dict[str, Any]:

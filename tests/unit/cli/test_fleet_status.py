@@ -62,6 +62,7 @@ def in_cluster(revision: int, **more: Any) -> ClusterState:
         ({"runtime": RuntimeState(**{**RUNS, "healthy": False})}, "not healthy"),
         ({"store": StoreState()}, "store does not run here"),
         ({"store": StoreState(running=True, problem="no meta leader")}, "not whole: no meta leader"),
+        ({"store": StoreState(stuck=True, problem="its disk is full")}, "takes no writes here: its disk is full"),
         ({"bundle": None}, "revision none, and the state remembers 12"),
         ({"bundle": None, "cluster": ClusterState(cluster_id="c")}, "revision none, and the state remembers 12"),
         ({"bundle": None, "cluster": in_cluster(11)}, "revision 11"),

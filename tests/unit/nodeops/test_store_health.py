@@ -12,6 +12,8 @@ import pytest
 
 from sbctl.runtime.nodeops.store_health import look
 
+_BEGAN, _LATER = "2026-11-30T12:05:00.123456789Z", "2026-11-30T12:05:30.5Z"
+_DISABLED = {"status": "unavailable", "error": "JetStream not enabled (10076)"}
 _FULL = "JetStream stream 'STORE > KV_sbctl_leases' write error: write …/1.blk: no space left on device"
 
 
@@ -39,18 +41,22 @@ def _server(answers: Mapping[str, object]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("health", "is_whole", "is_stuck"),
+    ("health", "data", "now", "is_whole", "is_stuck"),
     [
-        ({"status": "ok"}, True, False),
-        ({"status": "unavailable", "error": "JetStream is not current with the meta leader"}, False, False),
-        ({"status": "unavailable", "error": _FULL}, False, True),
+        ({"status": "ok"}, {}, _LATER, True, False),
+        ({"status": "unavailable", "error": "JetStream is not current with the meta leader"}, {}, _LATER, False, False),
+        ({"status": "unavailable", "error": _FULL}, {}, _LATER, False, True),
+        (_DISABLED, {"disabled": True}, _LATER, False, True),
+        (_DISABLED, {"disabled": True}, _BEGAN, False, False),
+        (_DISABLED, {"disabled": True}, "soon", False, False),
     ],
-    ids=["well", "behind", "stuck"],
+    ids=["well", "behind", "stuck alone", "stuck in a group", "just begun", "tells no time"],
 )
 def test_a_store_that_writes_no_more_is_told_from_one_that_catches_up(
-    health: object, is_whole: bool, is_stuck: bool
+    health: object, data: object, now: str, is_whole: bool, is_stuck: bool
 ) -> None:
-    with _server({"/varz": {"server_name": "h1", "version": "2.15.1"}, "/healthz": health}) as port:
+    told = {"server_name": "h1", "version": "2.15.1", "start": _BEGAN, "now": now}
+    with _server({"/varz": told, "/healthz": health, "/jsz": data}) as port:
         found = look(port, others=())
     assert found is not None
     assert (found.is_whole, found.is_stuck) == (is_whole, is_stuck)
