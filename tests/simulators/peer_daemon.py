@@ -86,6 +86,7 @@ class _Cluster:
     region = ""
     policy_revision = "1"
     is_known = True
+    has_origins = True
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -416,6 +416,7 @@ class ClusterNode:
             held.payload.content.deployments,
             {} if plan is None else serving_of(plan),
             policy_revision=held.payload.revision,
+            has_origins=bool(held.payload.content.origins),
         )
 
     async def _keep_buckets(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from sbctl.base.errors import EngineError, RefusedError, SbctlError
 from sbctl.runtime import routes
@@ -18,6 +18,7 @@ from sbctl.runtime.gateway.completions import RouteClass
 from sbctl.runtime.gateway.fallback import Externals, stand_ins
 from sbctl.runtime.gateway.flight import Begun
 from sbctl.runtime.gateway.gateway import Gateway
+from sbctl.runtime.gateway.head import RequestHead
 from sbctl.runtime.gateway.models import Availability, Look
 from sbctl.runtime.gateway.ports import Desired, Keys, Meter
 from sbctl.runtime.gateway.relay import Relay
@@ -30,6 +31,9 @@ from sbctl.trust.bundle import DeploymentMember
 
 __all__ = ["Cluster", "ClusterGateway"]
 
+_KNOWS_AGAIN_S: Final = 10
+"""A gateway that just joined hears of its bundle within seconds."""
+
 
 class Cluster(Directory, Protocol):
     """The cluster as this gateway knows it."""
@@ -37,6 +41,11 @@ class Cluster(Directory, Protocol):
     @property
     def is_known(self) -> bool:
         """False before there is a bundle of the cluster: until then this host serves by itself."""
+        ...
+
+    @property
+    def has_origins(self) -> bool:
+        """Whether that bundle names any: then this host answers by them as soon as it has taken it up."""
         ...
 
     @property
@@ -79,7 +88,25 @@ class ClusterGateway(Gateway):
 
     def _is_ready(self) -> bool:
         """One that knows no bundle knows no caller and no model either: whoever balances load keeps off it."""
-        return super()._is_ready() and (self._cluster.is_known or bool(self._desired.generations))
+        serves = self._cluster.is_known or bool(self._desired.generations)
+        return super()._is_ready() and serves and self._knows_callers()
+
+    def _knows_callers(self) -> bool:
+        table = self._desired.routes
+        return bool(table.origins or table.api_keys) or (self._cluster.is_known and not self._cluster.has_origins)
+
+    def _caller(self, head: RequestHead) -> routes.Caller:
+        """Nobody gets in by a bundle that is not there; whose key would be good is told none of his own fault. Raises EngineError
+        `desired_state_unknown`."""
+        if head.caller is None and not self._knows_callers():
+            raise EngineError(
+                "desired_state_unknown",
+                "this gateway does not know yet what its cluster serves, and whom",
+                next_step="ask another gateway; the operator sees in sbctl status what this one lacks",
+                detail={"retry_after_s": _KNOWS_AGAIN_S},
+                retryable=True,
+            )
+        return super()._caller(head)
 
     def begin(self, request: Request) -> Begun | None:
         return None if self._cluster.is_known else super().begin(request)

@@ -39,6 +39,7 @@ class KnownCluster:
         self.region = region_of(labels)
         self.policy_revision = "0"
         self.is_known = False
+        self.has_origins = False
         self._members: Mapping[str, DeploymentMember] = {}
         self._selections: Mapping[str, Selection] = {}
 
@@ -49,6 +50,7 @@ class KnownCluster:
         serving: Mapping[str, Serving],
         *,
         policy_revision: int,
+        has_origins: bool = True,
     ) -> None:
         """Everything anew. A deployment that no plan names yet is served by whatever generation its nodes have, the newest first."""
         by_deployment: dict[str, list[KnownNode]] = {}
@@ -65,7 +67,7 @@ class KnownCluster:
             for deployment, found in by_deployment.items()
         }
         self._members, self.policy_revision = dict(members), str(policy_revision)
-        self.is_known = True
+        self.is_known, self.has_origins = True, has_origins
 
     def member(self, deployment: str) -> DeploymentMember | None:
         return self._members.get(deployment)

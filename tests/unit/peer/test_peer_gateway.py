@@ -31,6 +31,8 @@ from tests.simulators.peer_snapshots import node, replica
 from tests.simulators.peer_world import PATIENCE_S, Engine, PeerWorld, Served, Worker
 from tests.simulators.runtime_world import member
 
+KEYS = {"app": ApiKeyEntry(sha256="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", priority="batch")}
+
 
 class Public:
     """A gateway's public port. `here`: what this host serves itself."""
@@ -108,10 +110,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[PeerWorld]:
 
 async def test_a_request_goes_to_a_worker_and_its_answer_says_so_without_topology(cluster: PeerWorld) -> None:
     worker = await cluster.worker()
-    keys = {
-        "app": ApiKeyEntry(sha256="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", priority="batch")
-    }
-    public = Public(cluster, [worker], keys=keys)
+    public = Public(cluster, [worker], keys=KEYS)
     status, fields, body = await public.ask("/v1/chat/completions", "Authorization: Bearer foo")
     assert (status, body["model"], fields["x-sbproxy-route-class"]) == (200, "public", "peer")
     assert fields["x-sbproxy-logical-model"] == "public"
@@ -224,3 +223,36 @@ def test_what_drains_gets_no_new_request() -> None:
     )
     on = frozenset({"w-a"})
     assert serving_of(plan) == {"q": Serving((7, 6, 5), {7: on, 6: on, 5: on})}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
+async def test_a_gateway_that_knows_no_keys_lets_nobody_in_and_tells_callers_to_come_again(
+    cluster: PeerWorld, path: str
+) -> None:
+    """As after its memory of the cluster was lost, or before it heard of the cluster for the first time."""
+    public = Public(cluster, [], keys=KEYS)
+    public.known.is_known, taken_up, public.routes = False, public.routes, RouteTable()
+    for rows in ((), ("Authorization: Bearer foo",), ("Authorization: Bearer bar",)):
+        status, fields, body = await public.ask(path, *rows)
+        assert (status, fields["Retry-After"]) == (503, "10")
+        error = body["error"]
+        assert (error["code"], error["sbproxy_reason"], error["retryable"]) == (
+            "desired_state_unknown", "desired_state_unknown", True,
+        )  # fmt: skip
+    assert (await public.ask("/readyz"))[0] == 503
+    assert (await public.ask("/livez"))[0] == 200
+
+    # The bundle was heard, and is taken up in a moment.
+    public.known.is_known = True
+    assert (await public.ask(path))[0] == 503
+    public.routes = taken_up
+    assert (await public.ask(path))[0] == 401
+    assert (await public.ask(path, "Authorization: Bearer foo"))[0] in (200, 503)
+    assert (await public.ask("/readyz"))[0] == 200
+
+
+async def test_a_bundle_without_origins_is_a_known_one(cluster: PeerWorld) -> None:
+    public = Public(cluster, [])
+    public.routes, public.known.has_origins = RouteTable(), False
+    status, _, body = await public.ask()
+    assert (status, body["error"]["code"]) == (404, "unknown_origin")
