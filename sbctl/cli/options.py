@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sbctl.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from sbctl.cli.workspace import Workspace
 
 __all__ = [
     "AcceptUnsigned",
@@ -33,8 +36,8 @@ __all__ = [
     "ReportFormatOption",
     "Target",
     "Yes",
-    "refuse_unsigned_alone",
     "refuse_without_meaning",
+    "supplied",
 ]
 
 
@@ -130,10 +133,17 @@ AcceptUnsigned = Annotated[bool, typer.Option("--unsigned", help="With --from: a
 Yes = Annotated[bool, typer.Option("--yes", "--auto-approve", help="Do not ask.")]
 
 
-def refuse_unsigned_alone(pack: Path | None, *, unsigned: bool) -> None:
-    """Raises UsageError for `--unsigned` without `--from`."""
-    if unsigned and pack is None:
-        raise UsageError("usage", "--unsigned is about a pack, and there is none", next_step="sbctl apply --from PACK")
+def supplied(workspace: Workspace, pack: Path | None, *, unsigned: bool) -> Workspace:
+    """As `--from` and `--unsigned` say. Raises UsageError for `--unsigned` alone, and what `packing.open_for` raises."""
+    if pack is None:
+        if unsigned:
+            raise UsageError(
+                "usage", "--unsigned is about a pack, and there is none", next_step="sbctl apply --from PACK"
+            )
+        return workspace
+    from sbctl.cli.packing import open_for
+
+    return open_for(workspace, pack, accept_unsigned=unsigned)
 
 
 def refuse_without_meaning(command: str, *, refresh: bool = True, replace: list[str] | None = None) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from providers.registry import PROVIDERS
 from sbctl.base.clock import rfc3339
@@ -28,6 +28,9 @@ from sbctl.plan.model import BlastRadius, Plan, PlanMode
 from sbctl.plan.policy import Limits, refusals
 from sbctl.remote.observe import FleetObservation, observe_fleet
 
+if TYPE_CHECKING:
+    from sbctl.plan.saved_plan import SavedPlan
+
 __all__ = ["PlanRequest", "Planned", "desired_of", "limits_of", "plan_against", "planned", "update_of"]
 
 
@@ -43,6 +46,17 @@ class PlanRequest:
     allow_unreachable: bool = False
     parallelism: int = 10
     rollback_serial: int | None = None
+
+    def of_saved(self, saved: SavedPlan) -> PlanRequest:
+        """What was asked for when `saved` was made, of as many hosts at once as now."""
+        return replace(
+            self,
+            mode=saved.mode,
+            targets=saved.targets,
+            excludes=saved.excludes,
+            replaces=saved.replaces,
+            allow_unreachable=saved.allow_unreachable,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from sbctl.cli.options import (
     ReportFormatOption,
     Target,
     Yes,
-    refuse_unsigned_alone,
     refuse_without_meaning,
+    supplied,
 )
 
 if TYPE_CHECKING:
@@ -82,48 +82,38 @@ def apply(
     from sbctl.cli.workspace import Workspace
 
     refuse_without_meaning("apply", refresh=refresh)
-    refuse_unsigned_alone(from_pack, unsigned=unsigned)
-    workspace = Workspace(file)
-    if from_pack is not None:
-        from sbctl.cli.packing import open_for
-
-        workspace = open_for(workspace, from_pack, accept_unsigned=unsigned)
+    workspace = supplied(Workspace(file), from_pack, unsigned=unsigned)
     if locked:
         from sbctl.cli.models_lock import lock_path, refuse_unlocked
 
         refuse_unlocked(workspace.loaded, lock_path(file))
-    if plan_file is None:
-        request = PlanRequest(
-            mode="apply",
-            targets=tuple(target or ()),
-            excludes=tuple(exclude or ()),
-            replaces=tuple(replace or ()),
-            allow_unreachable=allow_unreachable,
-            parallelism=parallelism,
-        )
-        saved = None
-    else:
+    saved = None
+    request = PlanRequest(
+        mode="apply",
+        targets=tuple(target or ()),
+        excludes=tuple(exclude or ()),
+        replaces=tuple(replace or ()),
+        allow_unreachable=allow_unreachable,
+        parallelism=parallelism,
+    )
+    if plan_file is not None:
         if target or exclude or replace:
             raise UsageError(
                 "usage", "a saved plan is applied as it is: --target, --exclude and --replace belong to `plan --out`"
             )
         saved = open_saved_plan(workspace, plan_file, verify=True)
-        request = PlanRequest(
-            mode=saved.mode,
-            targets=saved.targets,
-            excludes=saved.excludes,
-            replaces=saved.replaces,
-            allow_unreachable=saved.allow_unreachable,
-            parallelism=parallelism,
-        )
-    limits = limits_of(max_blast_radius, allow_empty=allow_empty)
-    return run_apply(
-        workspace,
-        ApplyRequest(
-            "apply", request, limits, saved, yes or saved is not None, fail_fast, lock_timeout, accept_blockers
-        ),
-        format=format.value,
+        request = request.of_saved(saved)
+    asked = ApplyRequest(
+        "apply",
+        request,
+        limits_of(max_blast_radius, allow_empty=allow_empty),
+        saved,
+        assume_yes=yes or saved is not None,
+        fail_fast=fail_fast,
+        lock_timeout_s=lock_timeout,
+        accept_blockers=accept_blockers,
     )
+    return run_apply(workspace, asked, format=format.value)
 
 
 def destroy(
@@ -184,13 +174,8 @@ def rollback(
     from sbctl.cli.planning import PlanRequest, limits_of
     from sbctl.cli.workspace import Workspace
 
-    refuse_unsigned_alone(from_pack, unsigned=unsigned)
-    workspace = Workspace(file)
+    workspace = supplied(Workspace(file), from_pack, unsigned=unsigned)
     workspace.require_state()
-    if from_pack is not None:
-        from sbctl.cli.packing import open_for
-
-        workspace = open_for(workspace, from_pack, accept_unsigned=unsigned)
     request = PlanRequest(
         mode="rollback",
         allow_unreachable=allow_unreachable,

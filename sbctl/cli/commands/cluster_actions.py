@@ -12,6 +12,7 @@ from sbctl.cli.options import File, Format, OutputFormat, Yes
 
 if TYPE_CHECKING:
     from sbctl.cli.cluster_acting import Acted
+    from sbctl.node.cluster_actions import ActionName
 
 __all__ = ["register"]
 
@@ -45,12 +46,10 @@ def evacuate(
 ) -> int:
     """Empty a worker without an outage: it gets nothing new, and serves what it runs until that is ready elsewhere. Holds until
     `cluster restore`."""
-    from sbctl.cli.cluster_acting import act, evacuated
-    from sbctl.cli.workspace import Workspace
+    from sbctl.cli.cluster_acting import evacuated
     from sbctl.views.console import note
 
-    acted = act(Workspace(file), "evacuate", node, reason=reason, wait_s=deadline, told=note)
-    _show(acted, format)
+    acted = _asked("evacuate", node, reason, file, format, wait_s=deadline)
     if acted.left is not None:
         evacuated(node, acted.left, deadline)
         note(f"nothing runs on {node}; it gets replicas again by: sbctl cluster restore {node}")
@@ -64,10 +63,7 @@ def restore(
     format: Format = OutputFormat.TEXT,  # noqa: A002
 ) -> int:
     """Take an evacuation back: the worker gets replicas again, as one that just joined."""
-    from sbctl.cli.cluster_acting import act
-    from sbctl.cli.workspace import Workspace
-
-    _show(act(Workspace(file), "restore", node, reason=reason), format)
+    _asked("restore", node, reason, file, format)
     return ExitCode.DONE
 
 
@@ -80,16 +76,14 @@ def confirm_lost(
 ) -> int:
     """Say that a silent node is gone for good: what it ran is placed elsewhere now, also while placement holds back since many are silent.
     Over when the node is heard again."""
-    from sbctl.cli.cluster_acting import act
     from sbctl.cli.fleet_setup import require_yes
-    from sbctl.cli.workspace import Workspace
 
     require_yes(
         f"What {node} ran is started elsewhere now. If {node} is only cut off, it goes on computing for whoever reaches it. "
         "Is it gone for good? (yes/no) ",
         assume_yes=yes,
     )
-    _show(act(Workspace(file), "confirm_lost", node, reason=reason), format)
+    _asked("confirm_lost", node, reason, file, format)
     return ExitCode.DONE
 
 
@@ -100,17 +94,27 @@ def retry(
     format: Format = OutputFormat.TEXT,  # noqa: A002
 ) -> int:
     """Begin a rollout that failed, or was not ready in time, once more: with a deadline of its own, and without waiting for the next try."""
-    from sbctl.cli.cluster_acting import act
-    from sbctl.cli.workspace import Workspace
-
-    _show(act(Workspace(file), "retry", deployment, reason=reason), format)
+    _asked("retry", deployment, reason, file, format)
     return ExitCode.DONE
 
 
-def _show(acted: Acted, format: OutputFormat) -> None:  # noqa: A002
+def _asked(
+    action: ActionName,
+    subject: str,
+    reason: str,
+    file: Path,
+    format: OutputFormat,  # noqa: A002
+    *,
+    wait_s: float = 0.0,
+) -> Acted:
+    """Ask for it, and show what became of it."""
+    from sbctl.cli.cluster_acting import act
+    from sbctl.cli.workspace import Workspace
     from sbctl.views.cluster_action_views import acted_body, acted_text
     from sbctl.views.console import note, print_json
 
+    acted = act(Workspace(file), action, subject, reason=reason, wait_s=wait_s, told=note)
     if format is OutputFormat.JSON:
         print_json(f"cluster.{acted.answer.action.replace('_', '-')}", acted_body(acted.host, acted.answer, acted.left))
     note(acted_text(acted.answer))
+    return acted

@@ -23,8 +23,8 @@ from sbctl.cli.options import (
     Refresh,
     Replace,
     Target,
-    refuse_unsigned_alone,
     refuse_without_meaning,
+    supplied,
 )
 
 __all__ = ["register"]
@@ -68,13 +68,8 @@ def plan(
     from sbctl.views.plan import print_plan
     from sbctl.views.validation import print_notes
 
-    refuse_unsigned_alone(from_pack, unsigned=unsigned)
-    workspace = Workspace(file)
+    workspace = supplied(Workspace(file), from_pack, unsigned=unsigned)
     limits = limits_of(max_blast_radius, allow_empty=allow_empty)
-    if from_pack is not None:
-        from sbctl.cli.packing import open_for
-
-        workspace = open_for(workspace, from_pack, accept_unsigned=unsigned)
     if against is not None:
         if out is not None or target or exclude or replace:
             raise UsageError(
