@@ -224,7 +224,12 @@ def _changed_ns(directory: Path) -> int:
 
 
 def _device(device: HostDevice) -> DeviceReport:
+    """How busy and how full it is, is of the last look: between replicas that are alike otherwise, gateways choose by it."""
     total, free = (device.gpu.get(f"memory_{which}_bytes") for which in ("total", "free"))
+    percent = device.gpu.get("utilization_percent")
+    occupied = None
+    if isinstance(total, int) and isinstance(free, int) and 0 <= free <= total and total > 0:
+        occupied = 1000 * (total - free) // total
     accelerator: AcceleratorName = "cuda"
     capability = device.gpu.get("compute_capability")
     return DeviceReport(
@@ -236,6 +241,8 @@ def _device(device: HostDevice) -> DeviceReport:
         usable_memory_bytes=usable_device_bytes((device.gpu,)),
         available_memory_bytes=free if isinstance(free, int) else 0,
         compute_capability=None if capability is None else str(capability)[:16],
+        compute_utilization_millis=min(1000, 10 * percent) if isinstance(percent, int) and percent >= 0 else None,
+        memory_occupancy_millis=occupied,
         withheld=device.withheld or None,
     )
 

@@ -1,7 +1,7 @@
 """Which replica a request goes to. Pure: candidates in, one out.
 
 In this order: ready before starting before cold, a healthy peer plane, the gateway's own region, the shortest queue, the fewest running
-requests, the least busy device, the emptiest memory, here before elsewhere, the prompt's own node, then by name. A node with several
+requests, the least busy device, the emptiest memory (both in tenths: noise decides nothing), here before elsewhere, the prompt's own node, then by name. A node with several
 replicas counts by the load of one.
 
 A prompt's beginning has a node of its own (rendezvous hashing), where its prefix is in the engine's cache. That node is preferred, but only
@@ -29,6 +29,7 @@ ReplicaKind = Literal["ready", "starting", "cold"]
 _STATES: Final[Mapping[ReplicaKind, int]] = {"ready": 0, "starting": 1, "cold": 2}
 _ABOVE_MEAN: Final = 1.25
 _ALWAYS_FITS: Final = 2.0
+_TENTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def order_key(
         *rank,
         candidate.queue_depth / candidate.replicas,
         running / candidate.replicas,
-        candidate.compute_utilization_millis,
-        candidate.memory_occupancy_millis,
+        candidate.compute_utilization_millis // _TENTH,
+        candidate.memory_occupancy_millis // _TENTH,
         not candidate.is_local,
         nearness,
         candidate.node_id,

@@ -95,6 +95,19 @@ def test_each_replica_has_the_devices_of_its_place_and_says_so(tmp_path: Path, d
     _run(tmp_path, driver.host(tmp_path, 4), scenario)
 
 
+def test_how_busy_and_how_full_a_device_is_reaches_the_gateways(tmp_path: Path, driver: _Driver) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, _ = await world.build(a=("authority",), w1=("worker",))
+        driver.gpus[0] |= {"utilization_percent": 73, "memory_free_bytes": 6 * GIB}
+        driver.gpus[1] |= {"utilization_percent": -1, "memory_free_bytes": 99 * GIB}
+        await asyncio.sleep(MINUTE_S)
+        told = _told(a).devices
+        found = [(one.compute_utilization_millis, one.memory_occupancy_millis) for one in told]
+        assert found == [(730, 750), (None, None), (None, None)]
+
+    _run(tmp_path, driver.host(tmp_path, 3), scenario)
+
+
 def test_more_replicas_on_one_node_leave_the_first_alone(tmp_path: Path, driver: _Driver) -> None:
     async def scenario(world: ClusterWorld) -> None:
         a, w1 = await world.build(a=("authority",), w1=("worker",))

@@ -26,9 +26,10 @@ PREFIX = b"p" * 32
         pytest.param({"region": "eu", "queue_depth": 9}, {"region": "us"}, id="the region before the queue"),
         pytest.param({"queue_depth": 1, "active": 9}, {"queue_depth": 2}, id="the queue before what runs"),
         pytest.param({"active": 1, "compute_utilization_millis": 900}, {"active": 2}, id="what runs before the device"),
-        pytest.param({"compute_utilization_millis": 1, "memory_occupancy_millis": 900}, {"compute_utilization_millis": 2}, id="the device before its memory"),
-        pytest.param({"memory_occupancy_millis": 1}, {"memory_occupancy_millis": 2, "is_local": True}, id="memory before here"),
+        pytest.param({"compute_utilization_millis": 199, "memory_occupancy_millis": 900}, {"compute_utilization_millis": 200}, id="the device before its memory"),
+        pytest.param({"memory_occupancy_millis": 101}, {"memory_occupancy_millis": 201, "is_local": True}, id="memory before here"),
         pytest.param({"is_local": True}, {}, id="here before elsewhere"),
+        pytest.param({"is_local": True, "compute_utilization_millis": 90, "memory_occupancy_millis": 99}, {}, id="here, though a little busier"),
         pytest.param({"active": 2, "replicas": 4}, {"active": 1, "replicas": 1}, id="by the load of one replica"),
     ],
 )  # fmt: skip
