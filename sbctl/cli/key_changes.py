@@ -24,7 +24,7 @@ from sbctl.cli.signing import find_key, key_path, passphrase_of, require_member
 from sbctl.state.model import StateView
 from sbctl.trust.keys import SigningKey, load_key_file, save_key_file
 
-__all__ = ["RETIRING", "KeyPlace", "key_place", "refuse_unknown_to_hosts", "with_rotated", "without"]
+__all__ = ["RETIRING", "KeyPlace", "key_place", "refuse_unknown_to_hosts", "with_listed", "with_rotated", "without"]
 
 RETIRING: Final = ".retiring"
 
@@ -76,6 +76,18 @@ def key_place(environ: Mapping[str, str]) -> KeyPlace:
             next_step="run it where a listed signer's key is",
         )
     return place
+
+
+def with_listed(signers: Mapping[str, str], name: str, text: str, own: SigningKey | None) -> dict[str, str]:
+    """The set with one more; the same when it was listed before. Raises RefusedError `key.none`, `key.not_listed`, `key.name_taken`."""
+    if own is None:
+        raise RefusedError(
+            "key.none", "this machine has no signing key", next_step="run it where a listed signer's key is"
+        )
+    require_member(own, signers)
+    if signers.get(name, text) != text:
+        raise RefusedError("key.name_taken", f'another key is listed as "{name}"', next_step="choose another name")
+    return {**signers, name: text}
 
 
 def with_rotated(signers: Mapping[str, str], own: SigningKey, successor: SigningKey) -> tuple[str, dict[str, str]]:

@@ -7,8 +7,9 @@ reached only through a jump that is pinned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -252,9 +253,10 @@ def _ended(
     return Trust(hop.name, hop.address, hop.port, status, key, previous, problem)
 
 
-def ssh_scan(workspace: Workspace) -> tuple[Callable[[tuple[Jump, ...]], HostKey], Callable[[], None]]:
-    """A scan over the network, and what ends its connections to jumps."""
+@contextmanager
+def ssh_scan(workspace: Workspace) -> Iterator[Callable[[tuple[Jump, ...]], HostKey]]:
+    """A scan over the network; its connections to jumps end with it."""
     from sbctl.remote.ssh_links import SshLinks
 
-    links = SshLinks(workspace.clock, workspace.login_secrets)
-    return (lambda path: links.host_key(path, deadline_s=SNAPSHOT_DEADLINE_S)), links.close
+    with closing(SshLinks(workspace.clock, workspace.login_secrets)) as links:
+        yield lambda path: links.host_key(path, deadline_s=SNAPSHOT_DEADLINE_S)

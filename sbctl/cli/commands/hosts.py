@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sbctl.base.errors import ExitCode, UsageError
 from sbctl.cli.commands import host_life
 from sbctl.cli.options import File, Format, OutputFormat, Parallelism, Yes
+
+if TYPE_CHECKING:
+    from sbctl.views.trust_views import Question, TrustOutcome
 
 __all__ = ["app"]
 
@@ -70,48 +73,54 @@ def trust(
     from sbctl.cli.trusting import TrustRequest, ssh_scan, targets_of, trust_hosts, unnamed_pins
     from sbctl.cli.workspace import Workspace
     from sbctl.config.known_hosts import read_known_hosts
-    from sbctl.views.console import ask_yes, print_json, result, talk
-    from sbctl.views.trust_views import Question, TrustOutcome, question_text, trust_body, trust_text
+    from sbctl.views.trust_views import TrustOutcome
 
     if [bool(names), all_, prune].count(True) != 1:
         raise UsageError("usage", "name hosts, or pass --all or --prune", next_step="sbctl host list names them")
     if fingerprint and from_ is not None:
         raise UsageError("usage", "--fingerprint and --from do not go together: one of them says what is trusted")
 
-    def ask(question: Question) -> bool:
-        talk(question_text(question))
-        return ask_yes(f"Pin this key for {question.name}? (y/N) ")
-
-    def show(outcome: TrustOutcome) -> int:
-        if format is OutputFormat.JSON:
-            print_json("host.trust", trust_body(outcome))
-        else:
-            result(trust_text(outcome))
-        return outcome.exit_code
-
     workspace = Workspace(file)
     config = unpinned(workspace)
     connections = {name: host.connection for name, host in config.hosts.items()}
     recorded = recorded_connections(workspace)
     if prune:
-        return show(TrustOutcome(config.host_lock, unnamed_pins(config.host_lock, connections, recorded, remove=True)))
+        removed = unnamed_pins(config.host_lock, connections, recorded, remove=True)
+        return _show_trust(TrustOutcome(config.host_lock, removed), format)
     request = TrustRequest(
         lock=config.host_lock,
         targets=targets_of(connections, names or ()),
-        ask=ask if interactive() else None,
+        ask=_asks_to_pin if interactive() else None,
         assume_yes=yes,
         fingerprint=fingerprint,
         known=read_known_hosts(from_) if from_ is not None else None,
         known_file=str(from_ or ""),
         recorded=recorded,
     )
-    scan, end = ssh_scan(workspace)
-    try:
+    with ssh_scan(workspace) as scan:
         outcome = trust_hosts(request, scan)
-    finally:
-        end()
     stale = unnamed_pins(config.host_lock, connections, recorded, remove=False) if all_ else ()
-    return show(replace(outcome, hosts=(*outcome.hosts, *stale)))
+    return _show_trust(replace(outcome, hosts=(*outcome.hosts, *stale)), format)
+
+
+def _asks_to_pin(question: Question) -> bool:
+    from sbctl.views.console import ask_yes, talk
+    from sbctl.views.trust_views import question_text
+
+    talk(question_text(question))
+    return ask_yes(f"Pin this key for {question.name}? (y/N) ")
+
+
+def _show_trust(outcome: TrustOutcome, format: OutputFormat) -> int:  # noqa: A002
+    """The exit code."""
+    from sbctl.views.console import print_json, result
+    from sbctl.views.trust_views import trust_body, trust_text
+
+    if format is OutputFormat.JSON:
+        print_json("host.trust", trust_body(outcome))
+    else:
+        result(trust_text(outcome))
+    return outcome.exit_code
 
 
 @app.command()

@@ -53,12 +53,6 @@ def add(
     It is made where this machine's key is looked for: SBCTL_SIGNING_KEY_FILE, else ~/.config/sbctl/keys/operator.key.
     """
     from sbctl.base.ids import is_id
-    from sbctl.cli.fleet_setup import held_state
-    from sbctl.cli.signing import key_path, passphrase_of, require_member
-    from sbctl.cli.workspace import Workspace
-    from sbctl.state.operator import run_info
-    from sbctl.trust.keys import SigningKey, parse_public_key, save_key_file
-    from sbctl.views.console import note, print_plain
 
     if generate == (public_key is not None):
         raise UsageError("usage", "give the signer's public key, or --generate to make one on this machine")
@@ -67,36 +61,48 @@ def add(
             "key.name", f'"{name}" is not a name', next_step="use letters, digits, dot, dash and underscore"
         )
     if generate:
-        key = SigningKey.generate()
-        path = key_path(os.environ)
-        save_key_file(path, key, passphrase_of(os.environ))
-        note(f"made {path}; a listed signer runs:")
-        print_plain(f"sbctl key add {name} {key.public_text}\n")
-        return ExitCode.DONE
-    text = parse_public_key(str(public_key)).text
+        _make_key(name)
+    else:
+        _list_signer(file, name, str(public_key), lock_timeout)
+    return ExitCode.DONE
+
+
+def _make_key(name: str) -> None:
+    from sbctl.cli.signing import key_path, passphrase_of
+    from sbctl.trust.keys import SigningKey, save_key_file
+    from sbctl.views.console import note, print_plain
+
+    key = SigningKey.generate()
+    path = key_path(os.environ)
+    save_key_file(path, key, passphrase_of(os.environ))
+    note(f"made {path}; a listed signer runs:")
+    print_plain(f"sbctl key add {name} {key.public_text}\n")
+
+
+def _list_signer(file: Path, name: str, public_key: str, lock_timeout: float) -> None:
+    from sbctl.cli.fleet_setup import held_state
+    from sbctl.cli.key_changes import with_listed
+    from sbctl.cli.workspace import Workspace
+    from sbctl.state.operator import run_info
+    from sbctl.trust.keys import parse_public_key
+    from sbctl.views.console import note, print_plain
+
+    text = parse_public_key(public_key).text
     workspace = Workspace(file)
     with held_state(workspace, "sbctl key add", lock_timeout):
         state = workspace.require_state()
         if workspace.file.exists() and workspace.loaded.signers is not None:
             note("sb.yml lists the signers; add this line there:")
             print_plain(f'      {name}: "{text}"\n')
-            return ExitCode.DONE
-        if workspace.signing_key is None:
-            raise RefusedError(
-                "key.none", "this machine has no signing key", next_step="run it where a listed signer's key is"
-            )
-        require_member(workspace.signing_key, state.signers)
-        signers = dict(state.signers)
-        if signers.get(name) == text:
+            return
+        signers = with_listed(state.signers, name, text, workspace.signing_key)
+        if signers == state.signers:
             note(f"{name} is listed already")
-            return ExitCode.DONE
-        if name in signers:
-            raise RefusedError("key.name_taken", f'another key is listed as "{name}"', next_step="choose another name")
+            return
         workspace.store.set_trust(
-            {**signers, name: text}, state.key_epoch + 1, run_info("key add", workspace.environ, workspace.directory)
+            signers, state.key_epoch + 1, run_info("key add", workspace.environ, workspace.directory)
         )
     note(f"listed {name}; sbctl apply takes the set to every host")
-    return ExitCode.DONE
 
 
 @app.command()
