@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sbctl.base.digests import sha256_bytes
@@ -80,17 +81,16 @@ class ClusterDoor:
             "envelope_sha256": sha256_bytes(envelope.encode()),
             "prior_revision": prior,
         }
-        self._note(_PUBLISH, cluster_id, {**told, "outcome": "asked"})
+        await self._noted(cluster_id, {**told, "outcome": "asked"})
         try:
             verified = await desired.publish(envelope, expected_revision=prior)
         except SbctlError as error:
             status, code = refused(error)
-            self._note(_PUBLISH, cluster_id, {**told, "outcome": code, "reason": error.code})
+            await self._noted(cluster_id, {**told, "outcome": code, "reason": error.code})
             step = {"next_step": error.next_step} if error.next_step else {}
             return status, {"error": error.message, "code": code, "reason_code": error.code, **step}
         payload = verified.payload
-        self._note(
-            _PUBLISH,
+        await self._noted(
             cluster_id,
             {
                 **told,
@@ -105,6 +105,10 @@ class ClusterDoor:
         assert trust is not None, "it was verified by them"
         body = published(verified, node_id=self._node.config.node_id, trust=trust)
         return 202, {**body, "in_store": desired.in_store}
+
+    async def _noted(self, cluster_id: str, told: Mapping[str, str | int | None]) -> None:
+        """Beside the loop: an entry of the audit waits for the disk."""
+        await asyncio.to_thread(self._note, _PUBLISH, cluster_id, told)
 
     async def actions(self) -> dict[str, Any]:
         if self._node.leading is None:

@@ -61,7 +61,7 @@ def shown(kept: KeptBundle, *, node_id: str, trust: TrustSet, read_only: bool) -
 
 
 def refused(error: SbctlError) -> tuple[int, str]:
-    """Status and code of a bundle that was not taken. Everything that is not a matter of revisions, or of this node, is an invalid bundle."""
+    """Status and code of a bundle that was not taken: for its revision, for what is wrong in it, or for this node or the store."""
     match error.code:
         case "bundle.stale_revision" | "bundle.key_epoch":
             return 409, "stale_revision"
@@ -69,9 +69,12 @@ def refused(error: SbctlError) -> tuple[int, str]:
             return 409, "revision_conflict"
         case "json.too_large" | "envelope.too_large":
             return 413, "invalid_bundle"
-        case "cluster.state_not_written" | "cluster.state_damaged":
+        case "bundle.no_trust":
             return 500, "publication_failed"
-        case "store.unreachable" | "store.outcome_unknown":
+    match error.code.partition(".")[0]:
+        case "bundle" | "envelope" | "json":
+            return 400, "invalid_bundle"
+        case "store":
             return 503, "store_unavailable"
         case _:
-            return 400, "invalid_bundle"
+            return 500, "publication_failed"
