@@ -31,6 +31,7 @@ from sbctl.runtime.generation import Generation, Lease
 from sbctl.runtime.log import get_log
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.routes import Caller
+from sbctl.runtime.seldom import Seldom
 from sbctl.trust.bundle import ExternalMember, LocalStandIn
 
 __all__ = ["Completions", "RouteClass"]
@@ -55,6 +56,7 @@ class Completions:
         self._on_loopback = bound_to_loopback
         self._stopping = False
         self._log = get_log("data")
+        self._seldom = Seldom(lambda: asyncio.get_running_loop().time())
 
     # As flight.Way
 
@@ -302,9 +304,13 @@ class Completions:
         )
 
     def told(self, error: Exception, path: str, request_id: str, caller: Caller | None) -> Answer:
-        """What the caller is answered; the log hears it too."""
+        """What the caller is answered; the log hears it too, of those whom no key names seldom."""
         if isinstance(error, SbctlError):
-            self._log.info("refused", request_id=request_id, path=path[:128], code=error.code, reason=error.message)
+            told = {"request_id": request_id, "path": path[:128], "code": error.code, "reason": error.message}
+            if caller is None:
+                self._seldom.tell(self._log.info, "refused", cause=error.code, **told)
+            else:
+                self._log.info("refused", **told)
             return error_answer(error, request_id, self._accounts.lines(caller))
         self._log.error("unexpected error", request_id=request_id, error=repr(error), at=_where(error))
         return internal_answer(request_id)

@@ -29,6 +29,7 @@ from sbctl.runtime.peer.framing import CONTENT_TYPE, DISPATCH_PATH, frame
 from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import leaf_digest, notice_loss
 from sbctl.runtime.peer.worker import CODE_HEADER, PRESENT_HEADER
+from sbctl.runtime.seldom import Seldom
 
 __all__ = ["PeerClient", "RelayMaker", "refusal_of"]
 
@@ -186,6 +187,7 @@ class PeerClient:
         self._clocks: dict[str, tuple[str, int]] = {}
         """How far ahead of ours a worker's clock is, in milliseconds, by the certificate that said so; of those that refused by it."""
         self._log = get_log("dispatch")
+        self._seldom = Seldom(clock.monotonic_s)
         identity.on_change(self._renew)
 
     def close(self) -> None:
@@ -261,8 +263,10 @@ class PeerClient:
             self._clocks.pop(candidate.node_id, None)
             return
         self._clocks[candidate.node_id] = (candidate.certificate_sha256, ahead_ms)
-        self._log.warning(
+        self._seldom.tell(
+            self._log.warning,
             "a worker's clock is another",
+            cause=candidate.node_id,
             node=candidate.node_id,
             ahead_s=round(ahead_ms / 1000),
             next_step="set the clocks of both machines (timedatectl set-ntp true)",

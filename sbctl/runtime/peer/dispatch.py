@@ -30,6 +30,7 @@ from sbctl.runtime.peer.client import PeerClient
 from sbctl.runtime.peer.codes import may_be_asked_elsewhere, retry_class, status_of
 from sbctl.runtime.peer.envelope import Errand
 from sbctl.runtime.peer.metrics import PeerMetrics, RouteClass
+from sbctl.runtime.seldom import Seldom
 
 __all__ = ["ClusterRequest", "Directory", "Dispatcher", "prefix_of"]
 
@@ -84,6 +85,7 @@ class Dispatcher:
         """Requests of ours, by node and deployment."""
         self._rests: dict[str, float] = {}
         self._log = get_log("dispatch")
+        self._seldom = Seldom(lambda: asyncio.get_running_loop().time())
 
     async def ask(self, request: ClusterRequest) -> Relay:
         """The relay of an answer that has begun and ended.
@@ -151,8 +153,13 @@ class Dispatcher:
             return relay
         except SbctlError as error:
             outcome = error.code
-            self._log.info(
-                "a replica did not answer", node=candidate.node_id, deployment=request.deployment, code=error.code
+            self._seldom.tell(
+                self._log.info,
+                "a replica did not answer",
+                cause=f"{candidate.node_id} {request.deployment}",
+                node=candidate.node_id,
+                deployment=request.deployment,
+                code=error.code,
             )
             raise
         finally:

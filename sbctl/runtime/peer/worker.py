@@ -38,6 +38,7 @@ from sbctl.runtime.peer.listener import PeerConnection
 from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.peer.replay import ReplayFence
 from sbctl.runtime.replica import Replica
+from sbctl.runtime.seldom import Seldom
 from sbctl.trust.peer_documents import PeerMark, VerifiedDocument
 from sbctl.trust.peer_kinds import DISPATCH
 
@@ -126,6 +127,7 @@ class PeerWorker:
         self._fence = ReplayFence() if fence is None else fence
         self._stopping = False
         self._log = get_log("peer")
+        self._seldom = Seldom(clock.monotonic_s)
 
     def stop_admitting(self) -> None:
         """New dispatches go elsewhere; those that run go on."""
@@ -214,8 +216,9 @@ class PeerWorker:
             )
         except SbctlError as error:
             code = _told(error.code)
-            self._log.warning(
-                "dispatch refused", code=code, reason=str(error), certificate=connection.certificate_sha256[:16]
+            shown = connection.certificate_sha256[:16]
+            self._seldom.tell(
+                self._log.warning, "dispatch refused", cause=shown, code=code, reason=str(error), certificate=shown
             )
             raise RefusedError(code, error.message, next_step=error.next_step) from error
 
@@ -299,7 +302,15 @@ class PeerWorker:
         kind = retry_class(code, status)
         self._metrics.refused(code, kind)
         issuer = None if connection is None or connection.peer is None else connection.peer.claims.node_id
-        self._log.info("dispatch answered", code=code, retry_class=kind, issuer=issuer, reason=error.message)
+        self._seldom.tell(
+            self._log.info,
+            "dispatch answered",
+            cause=f"{issuer or '-'} {code}",
+            code=code,
+            retry_class=kind,
+            issuer=issuer,
+            reason=error.message,
+        )
         retryable = error.retryable or kind in ("capacity", "readiness", "transport")
         headers = {CODE_HEADER: code, RETRYABLE_HEADER: "true" if retryable else "false"}
         if code == "stale_boot_epoch":

@@ -682,3 +682,15 @@ async def test_whatever_bytes_come_the_next_dispatch_is_served(cluster: PeerWorl
                 await asyncio.wait_for(reader.read(200), 1.0)
     assert (await gateway.ask(worker)).status == 200
     await cluster.until(lambda: worker.served.gate.active == 0 and worker.listener._held_bytes == 0)
+
+
+async def test_G22_refusals_of_one_peer_fill_no_log(cluster: PeerWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    worker, gateway = await cluster.worker(), cluster.gateway()
+    async with gateway.connected(worker) as (reader, writer):
+        for _ in range(60):
+            writer.write(dispatch_bytes(b"{}", b"x"))
+            assert await read_refusal(reader) == (401, "invalid_envelope")
+    text = "".join(capsys.readouterr())
+    assert text.count("dispatch refused") <= 10
+    assert text.count("dispatch answered") <= 10
+    assert worker.refusals("invalid_envelope") == 60
