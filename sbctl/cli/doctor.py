@@ -28,7 +28,6 @@ from sbctl.cli.fitness import (
     device_checks,
     filesystem_checks,
     need_checks,
-    port_checks,
     program_disk_check,
     system_checks,
     usable_bytes,
@@ -36,6 +35,7 @@ from sbctl.cli.fitness import (
 from sbctl.cli.machine import machine_report
 from sbctl.cli.memory_needs import need_body, needs_of
 from sbctl.cli.port_plan import asked_holders
+from sbctl.cli.ports import port_checks
 from sbctl.cli.servable import Servable, catalog_check, local_serving, servable_models
 from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledHost
@@ -135,9 +135,9 @@ def examine(file: Path | None) -> Report:
             if host is not None:
                 fits = list(need_checks(host, snapshot))
                 checks.extend((*fits, *engine_checks(host, snapshot, workspace.environ)))
-                checks.extend(
-                    (*program_disk_check(host, snapshot), *port_checks(host, snapshot, holders.get(name, ())))
-                )
+                checks.extend(program_disk_check(host, snapshot))
+                cluster = None if config is None else config.cluster
+                checks.extend(port_checks(host, cluster, snapshot, holders.get(name, ())))
                 needs.extend(_needs(host, snapshot, fits))
                 budgets.update(budget_check(host, snapshot))
         if config is not None:

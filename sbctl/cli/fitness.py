@@ -4,7 +4,7 @@ while one of them is a blocker on a host that it would change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -15,7 +15,7 @@ from sbctl.cli.memory_needs import needs_of, usable_bytes
 from sbctl.cli.public_certificates import certificate_notes, certificate_problems
 from sbctl.config.compiled import CompiledHost
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
-from sbctl.node.snapshot import HostFacts, NodeSnapshot, PortHolder
+from sbctl.node.snapshot import HostFacts, NodeSnapshot
 from sbctl.trust.identity import CLOCK_SKEW_S
 from sbctl.views.host_views import Check, Verdict
 
@@ -25,11 +25,9 @@ __all__ = [
     "device_checks",
     "filesystem_checks",
     "need_checks",
-    "port_checks",
     "program_disk_check",
     "system_checks",
     "usable_bytes",
-    "wanted_ports",
 ]
 
 _RUNTIME_DISK_BYTES: Final = 200 * MIB
@@ -39,7 +37,6 @@ _NETWORK: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "beegfs", "ceph", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2"}
 )  # fmt: skip
 _LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
-_ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _TOGETHER: Final = "unset warm of one, lower its max_context or max_concurrency, set kv_quant: int8, or move it to another host (required_labels)"
 _DRIVER_COMMANDS: Final = {
     "debian": "enable contrib and non-free, then: apt-get install linux-headers-amd64 nvidia-driver firmware-misc-nonfree; reboot",
@@ -204,71 +201,3 @@ def certificate_checks(name: str, snapshot: NodeSnapshot, now: datetime) -> Iter
         yield Check("certificate", "warn", said, host=name)
     if not problems and not notes:
         yield Check("certificate", "pass", f"{tls.subject}, until {(tls.not_after or '')[:10]}", host=name)
-
-
-def wanted_ports(host: CompiledHost) -> tuple[tuple[str, str, int], ...]:
-    """What the runtime will listen on: for what, address, port. A port that the kernel chooses is not among them."""
-    found = [("port of the API", host.proxy.bind_address, host.proxy.http_bind_port)]
-    if host.proxy.https_bind_port is not None:
-        found.append(("https port of the API", host.proxy.bind_address, host.proxy.https_bind_port))
-    if host.proxy.admin.enabled:
-        found.append(("port of the admin API", host.proxy.admin.bind, host.proxy.admin.port))
-    return tuple(one for one in found if one[2])
-
-
-def port_checks(host: CompiledHost, snapshot: NodeSnapshot, holders: Iterable[PortHolder]) -> Iterator[Check]:
-    """Whether the ports are free; nothing is said of one that the host's own runtime has, or where that cannot be told."""
-    if snapshot.runtime.running and snapshot.runtime.http_url is None:
-        return
-    own = _own_addresses(snapshot)
-    listed = tuple(one for one in holders if not _is_ours(one, snapshot, own))
-    for name, address, port in wanted_ports(host):
-        taken = next((one for one in listed if one.port == port and _overlap(one.address, address)), None)
-        if taken is None and _place(address, port) in own:
-            continue
-        if taken is None:
-            yield Check(name, "pass", f"{address}:{port} is free", host=host.name)
-        else:
-            stop = (
-                f"systemctl stop {taken.unit} on the host"
-                if taken.unit.endswith(".service")
-                else "stop what listens there"
-            )
-            remedy = f"{stop}, or choose another port"
-            yield Check(name, "fail", f"{address}:{port} is held by {_held_by(taken)}", remedy, host.name)
-
-
-def _own_addresses(snapshot: NodeSnapshot) -> frozenset[str]:
-    """Where the runtime of the host listens, as it says."""
-    told = (snapshot.runtime.http_url, snapshot.runtime.https_url, snapshot.runtime.admin_url)
-    return frozenset(url.partition("://")[2] for url in told if url)
-
-
-def _is_ours(holder: PortHolder, snapshot: NodeSnapshot, own: Collection[str]) -> bool:
-    """Also what still runs from our directory after its program was removed, so that it tells nothing of itself; and a port that systemd keeps
-    for a runtime that is down or tells nothing: whose of systemd's it is cannot be told from outside."""
-    if _place(holder.address, holder.port) in own or (holder.pid is not None and holder.pid == snapshot.runtime.pid):
-        return True
-    if snapshot.paths is not None and holder.started_as.startswith(snapshot.paths.opt + "/"):
-        return True
-    by_systemd = holder.program == "systemd" or (holder.pid is None and holder.user == "root")
-    known_here = snapshot.runtime.unit_path is not None or snapshot.marker is not None
-    return by_systemd and known_here and not snapshot.runtime.running
-
-
-def _place(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def _held_by(holder: PortHolder) -> str:
-    user = f"user {holder.user}" if holder.user else "another user"
-    if holder.pid is None:
-        return f"a process of {user}, which only root may see"
-    known = [f"pid {holder.pid}", holder.unit, user if holder.user else ""]
-    return f"{holder.program or 'a process'} ({', '.join(part for part in known if part)})"
-
-
-def _overlap(held: str, wanted: str) -> bool:
-    if held in _ANYWHERE or wanted in _ANYWHERE:
-        return True
-    return held == wanted

@@ -7,6 +7,7 @@ all workers that may run it, an origin on all gateways.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -145,6 +146,29 @@ class _Check:
                 self._add(host.name, message, "leave it out: it is taken from fleet.hosts", (name,))
         if "worker" in host.roles:
             self._peer(host, cluster)
+        self._ports(host, cluster)
+
+    def _ports(self, host: CompiledHost, cluster: ClusterModel) -> None:
+        """What its runtime and its store listen on, each for itself."""
+        proxy, store = host.proxy, cluster.store
+        taken = {proxy.http_bind_port: "http_bind_port"}
+        if proxy.https_bind_port is not None:
+            taken[proxy.https_bind_port] = "https_bind_port"
+        if proxy.admin.enabled:
+            taken[proxy.admin.port] = "admin.port"
+        wanted: list[tuple[tuple[str, ...], int]] = []
+        with suppress(ValueError):  # told by `_peer`
+            wanted += [(("model_bind",), peer_address(host)[1])] if "worker" in host.roles else []
+        if "authority" in host.roles:
+            wanted += [(("store", "port"), store.port), (("store", "monitor_port"), store.monitor_port)]
+            wanted += [(("store", "cluster_port"), store.cluster_port)] if len(self.having("authority")) > 1 else []
+        for path, port in wanted:
+            name = ".".join(("cluster", *path))
+            other = taken.setdefault(port, name)
+            if other != name:
+                message = f"{host.name} would listen twice on port {port}: {other} and {name}"
+                span = self._views[host.name].key_span((*_WHERE, *path))
+                self._report.add("config.duplicate_port", message, span, notes=(f"give {name} another port",))
 
     def _peer(self, host: CompiledHost, cluster: ClusterModel) -> None:
         try:

@@ -1,13 +1,14 @@
-"""What the program of the cluster's store must be able to do, and how its version is read."""
+"""The program of the cluster's store: what it must be able to do, how its version is read, and the unit that it runs in."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-__all__ = ["LEAST_VERSION", "LEAST_VERSION_TEXT", "PROGRAM_NAME", "lacks", "parse_version"]
+__all__ = ["LEAST_VERSION", "LEAST_VERSION_TEXT", "PROGRAM_NAME", "STORE_UNIT", "lacks", "parse_version"]
 
 PROGRAM_NAME: Final = "nats-server"
+STORE_UNIT: Final = "sbctl-store.service"
 LEAST_VERSION: Final = (2, 11, 0)
 LEAST_VERSION_TEXT: Final = "2.11"
 _SYNC_INTERVAL_SINCE: Final = (2, 10, 0)

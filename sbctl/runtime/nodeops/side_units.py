@@ -19,6 +19,7 @@ from sbctl.base import fs
 from sbctl.base.errors import SbctlError
 from sbctl.base.resources import data_path
 from sbctl.node.paths import PREFIX_VARIABLE
+from sbctl.node.store_server import STORE_UNIT
 from sbctl.runtime.nodeops.units import Systemd, Units, unit_value
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
 
 SYSTEM: Final = Systemd("system", Path("/etc/systemd/system"), {})
 ENROLLMENT_UNIT: Final = "sbctl-enrollment.service"
-STORE_UNIT: Final = "sbctl-store.service"
 RENEWAL_UNITS: Final = ("sbctl-identity-renewal.timer", "sbctl-identity-renewal.service")
 _RUNNING: Final = Path("/run/systemd/system")
 

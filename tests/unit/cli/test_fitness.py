@@ -18,12 +18,12 @@ from sbctl.cli.fitness import (
     device_checks,
     filesystem_checks,
     need_checks,
-    port_checks,
     program_disk_check,
     system_checks,
 )
 from sbctl.cli.planning import Planned
 from sbctl.cli.port_plan import Holders, with_ports
+from sbctl.cli.ports import port_checks
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 from sbctl.config.load import load
 from sbctl.node.snapshot import (
@@ -197,10 +197,10 @@ def test_no_device_and_old_control_groups_are_told() -> None:
 def test_a_port_that_others_hold_is_told_with_its_holder(
     tmp_path: Path, holders: tuple[PortHolder, ...], verdict: str, said: str
 ) -> None:
-    (check,) = port_checks(host(tmp_path), told(), holders)
+    (check,) = port_checks(host(tmp_path), None, told(), holders)
     assert check.verdict == verdict
     assert said in f"{check.detail}; {check.next_step}"
-    assert list(port_checks(host(tmp_path), told(runtime={"running": True}), holders)) == []
+    assert list(port_checks(host(tmp_path), None, told(runtime={"running": True}), holders)) == []
 
 
 def planned(

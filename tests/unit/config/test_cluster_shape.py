@@ -81,6 +81,10 @@ def test_where_a_worker_is_reached_may_be_written(tmp_path: Path) -> None:
     assert peer_address(config.hosts["gpu-2"]) == ("10.0.0.5", 9500, "gpu-2.internal")
 
 
+def test_a_port_that_no_member_needs_may_be_another_s(tmp_path: Path) -> None:
+    assert loaded(tmp_path, written(cluster=", store: {cluster_port: 8080}")).cluster is not None
+
+
 def test_labels_spread_without_a_note(tmp_path: Path) -> None:
     config = loaded(tmp_path, written(deployment=", spread_by: [zone]"))
     assert not [note for note in config.notes if "spread_by" in note.message or "serves nothing" in note.message]
@@ -120,6 +124,22 @@ REFUSED = {
         "has port 9444",
     ),
     "a worker on loopback": (written(host=", data_address: 127.0.0.1"), "which is themselves"),
+    "a store at the port of the API": (
+        written(cluster=", store: {port: 8080}"),
+        "auth would listen twice on port 8080: http_bind_port and cluster.store.port",
+    ),
+    "a store that is asked where it serves": (
+        written(cluster=", store: {monitor_port: 4222}"),
+        "port 4222: cluster.store.port and cluster.store.monitor_port",
+    ),
+    "members at the port of gateways": (
+        written(dict.fromkeys("abc", "gateway, worker, authority"), cluster=", store: {cluster_port: 9443}"),
+        "port 9443: cluster.model_bind and cluster.store.cluster_port",
+    ),
+    "a worker at the port of the API": (
+        written(host=', proxy: {cluster: {model_bind: "0.0.0.0:8080"}}'),
+        "gpu-2 would listen twice on port 8080: http_bind_port and cluster.model_bind",
+    ),
     "one deployment, two meanings": (
         written(host=", proxy: {model_host: {deployments: {chat: {max_context: 1024}}}}"),
         "not the same on gpu-1 and on gpu-2",
