@@ -98,6 +98,9 @@ class PlacedDeployment(DocumentPart):
     rejections: dict[Id, Rejection] = Field(default_factory=dict, max_length=1024)
     rejections_left_out: Count = 0
     """Nodes whose refusal was left out to keep the document small."""
+    weighed: Annotated[str, Field(pattern="^[0-9a-f]*$", max_length=1024)] = ""
+    """The nodes that its places were chosen among, as a number in base 16: bit n is the n-th of the plan's `known_nodes`. Whoever can take a replica
+    now and is not among them is offered one."""
     tried_again: Count = 0
     """The number of the last wish of an operator to try its rollout again that was followed."""
     rollout: RolloutState
@@ -119,8 +122,8 @@ class PlacementDocument(LeaseHolderDocument):
     lost_nodes: dict[Id, LostNode] = Field(default_factory=dict, max_length=4096)
     brake: ShortText = ""
     """Why nothing is moved although nodes are lost; empty: it is not on."""
-    settled_nodes: tuple[Id, ...] = Field(default=(), max_length=4096)
-    """Nodes that are no newcomers: what they should take over on joining was moved to them."""
+    known_nodes: tuple[Id, ...] = Field(default=(), max_length=4096)
+    """Workers that the plan was made with, in order."""
     high_waters: dict[Id, Number] = Field(default_factory=dict, max_length=4096)
     """The highest generation of each deployment that was ever given out, also of those that are gone."""
     generation_floor: Count = 0

@@ -68,14 +68,15 @@ class _Made:
         for slot in sorted(was.keys() | will.keys()):
             left, gets = was.get(slot), will.get(slot)
             if left != gets:
-                why: Why = "placed" if left is None else self._why(name, left, gets)
+                why: Why = "placed" if left is None else self._why(name, left, gets, old.weighed)
                 yield PlaceChange(name, slot, why, left, gets, gets is not None and self._has_weights(gets))
 
     def _has_weights(self, place: Place) -> bool:
         node = self.view.nodes.get(place.node_id)
         return node is not None and place.artifact_digest in node.ready_artifacts
 
-    def _why(self, name: str, left: Place, gets: Place | None) -> Why:
+    def _why(self, name: str, left: Place, gets: Place | None, weighed: frozenset[str]) -> Why:
+        """`weighed`: who had their chance of it before."""
         demand = self.demands.get(name)
         if demand is None:
             return "withdrawn"
@@ -93,8 +94,7 @@ class _Made:
             return "required_labels"
         if gets is None:
             return "no_room" if self.plan.deployments[name].unplaced else "scaled_down"
-        # Whoever is given something as a newcomer is none that is settled yet.
-        return "no_room" if gets.node_id in self.plan.settled else "newcomer"
+        return "no_room" if gets.node_id in weighed else "newcomer"
 
 
 def change_text(change: PlaceChange) -> str:
@@ -117,5 +117,5 @@ _WORDS: Final = {
     "node_draining": "the node was taken out of service",
     "required_labels": "the node's labels do not match any more",
     "no_room": "the node has no room for it any more",
-    "newcomer": "the node joined and wins it",
+    "newcomer": "the node can take it now, and wins it",
 }

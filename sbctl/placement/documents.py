@@ -157,7 +157,10 @@ def plan_document(
     spread_by: Mapping[str, tuple[str, ...]],
 ) -> PlacementDocument:
     """`spread_by`: of each deployment, the labels whose values status shows."""
-    deployments = {name: _placed(one, view, spread_by.get(name, ())) for name, one in sorted(plan.deployments.items())}
+    known = _Known(tuple(sorted(plan.known)))
+    deployments = {
+        name: _placed(one, view, spread_by.get(name, ()), known) for name, one in sorted(plan.deployments.items())
+    }
     losses = {name: LostNode(state=loss.state, since_unix_ms=loss.since_ms) for name, loss in plan.losses.items()}
     return PlacementDocument(
         **head,
@@ -165,13 +168,35 @@ def plan_document(
         deployments=deployments,
         lost_nodes=losses,
         brake=brake_text(plan.brake)[:_TEXT_MAX] if plan.brake else "",
-        settled_nodes=tuple(sorted(plan.settled)),
+        known_nodes=known.names,
         high_waters=dict(sorted(plan.high_waters.items())),
         generation_floor=plan.generation_floor,
     )
 
 
-def _placed(one: DeploymentPlacement, view: ClusterView, spread_by: tuple[str, ...]) -> PlacedDeployment:
+class _Known:
+    """Sets of nodes as numbers and back. A plan has few different ones."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._texts: dict[frozenset[str], str] = {}
+        self._sets: dict[str, frozenset[str]] = {}
+
+    def text(self, nodes: frozenset[str]) -> str:
+        """Empty for nobody; a node that is not known is left out."""
+        if nodes not in self._texts:
+            number = sum(1 << bit for bit, name in enumerate(self.names) if name in nodes)
+            self._texts[nodes] = f"{number:x}" if number else ""
+        return self._texts[nodes]
+
+    def nodes(self, text: str) -> frozenset[str]:
+        if text not in self._sets:
+            number = int(text or "0", 16)
+            self._sets[text] = frozenset(name for bit, name in enumerate(self.names) if number >> bit & 1)
+        return self._sets[text]
+
+
+def _placed(one: DeploymentPlacement, view: ClusterView, spread_by: tuple[str, ...], known: _Known) -> PlacedDeployment:
     shown = sorted(one.refusals.items())[:REJECTIONS_MAX]
     rollout = one.rollout
     return PlacedDeployment(
@@ -186,6 +211,7 @@ def _placed(one: DeploymentPlacement, view: ClusterView, spread_by: tuple[str, .
         unplaced_replicas=one.unplaced,
         rejections={name: _rejection(refusal) for name, refusal in shown},
         rejections_left_out=len(one.refusals) - len(shown),
+        weighed=known.text(one.weighed),
         tried_again=one.tried,
         rollout=RolloutState(
             phase=rollout.phase,
@@ -230,16 +256,17 @@ def _rejection(refusal: Refusal) -> Rejection:
 
 def plan_of(document: PlacementDocument) -> PlacementPlan:
     """What the next evaluation starts from. Refusals stay behind: each evaluation makes its own."""
+    known = _Known(document.known_nodes)
     return PlacementPlan(
-        deployments={name: _deployment(name, one) for name, one in document.deployments.items()},
+        deployments={name: _deployment(name, one, known) for name, one in document.deployments.items()},
         losses={name: Loss(lost.state, lost.since_unix_ms) for name, lost in document.lost_nodes.items()},
-        settled=frozenset(document.settled_nodes),
+        known=frozenset(document.known_nodes),
         high_waters=dict(document.high_waters),
         generation_floor=document.generation_floor,
     )
 
 
-def _deployment(name: str, one: PlacedDeployment) -> DeploymentPlacement:
+def _deployment(name: str, one: PlacedDeployment, known: _Known) -> DeploymentPlacement:
     rollout = one.rollout
     return DeploymentPlacement(
         deployment=name,
@@ -256,6 +283,7 @@ def _deployment(name: str, one: PlacedDeployment) -> DeploymentPlacement:
             ),
         ),
         fallback=tuple(_place(replica) for replica in one.fallback),
+        weighed=known.nodes(one.weighed),
         tried=one.tried_again,
         rollout=Rollout(
             phase=rollout.phase,

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sbctl.placement.model import ClusterView, DeploymentDemand, EngineOffer, Loss, Node, Refusal, Way
+from sbctl.placement.model import (
+    ClusterView,
+    DeploymentDemand,
+    Device,
+    EngineOffer,
+    Loss,
+    Node,
+    Refusal,
+    Way,
+)
 from sbctl.placement.rendezvous import weight_of
 from sbctl.placement.room import Room, device_groups
 
@@ -117,15 +126,21 @@ class Fleet:
         self._bits: dict[int, list[int]] = {}
         self._labels: dict[tuple[str, str], int] = {}
         self._artifacts: dict[str, int] = {}
-        self._kinds: dict[object, tuple[int, int]] = {}
+        self._kinds: dict[tuple[tuple[Device, ...], tuple[EngineOffer, ...]], tuple[int, int]] = {}
+        self._runners: dict[tuple[object, ...], int] = {}
+        self._masks: dict[frozenset[str], int] = {}
+        self._names: dict[int, frozenset[str]] = {}
         self._domains: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         self._weights: dict[str | None, list[float]] = {}
-        self._open = 0
+        self._open = self._away = 0
         anything = DeploymentDemand("", "", ())
         for index, node in enumerate(self.nodes):
             bit = 1 << index
             if refused_node(node, anything, losses.get(node.node_id)) is None:
                 self._open |= bit
+            loss = losses.get(node.node_id)
+            if node.drain == "evacuate" or (loss is not None and loss.state == "lost"):
+                self._away |= bit
             for label in node.labels.items():
                 self._labels[label] = self._labels.get(label, 0) | bit
             for artifact in node.ready_artifacts:
@@ -149,11 +164,47 @@ class Fleet:
             mask &= self._labels.get(label, 0)
         if demand.pull == "manual":
             mask &= self.holders(way)
-        able = 0
-        for first, kind in self._kinds.values():
-            if mask & kind and self._kind_runs(self.nodes[first], way):
-                able |= kind
-        return mask & able
+        return mask & self._run_by(way)
+
+    def able_any(self, demand: DeploymentDemand) -> int:
+        """Nodes that may get a replica in one way or another, as bits."""
+        mask = 0
+        for way in demand.ways:
+            mask |= self.able(demand, way)
+        return mask
+
+    def _run_by(self, way: Way) -> int:
+        """Nodes whose engines and devices do, as bits."""
+        needs = (way.engine, way.engine_version, way.launch, way.artifact_format)
+        devices = (way.accelerator, way.devices, way.device_bytes)
+        found = self._runners.get((needs, devices))
+        if found is None:
+            found = 0
+            for first, kind in self._kinds.values():
+                if self._kind_runs(self.nodes[first], way):
+                    found |= kind
+            self._runners[needs, devices] = found
+        return found
+
+    @property
+    def away(self) -> int:
+        """Nodes whose replicas are placed elsewhere, as bits: lost, or evacuated."""
+        return self._away
+
+    def mask(self, names: frozenset[str]) -> int:
+        """Those of the names that are here, as bits."""
+        if names not in self._masks:
+            found = 0
+            for name in names & self._position.keys():
+                found |= 1 << self._position[name]
+            self._masks[names] = found
+        return self._masks[names]
+
+    def names_of(self, mask: int) -> frozenset[str]:
+        """The other way round; one object for equal sets."""
+        if mask not in self._names:
+            self._names[mask] = frozenset(self.ids[index] for index in self.indexes(mask))
+        return self._names[mask]
 
     def holders(self, way: Way) -> int:
         """Nodes that have all weights of the way, as bits."""

@@ -281,8 +281,9 @@ class Rollout:
 class DeploymentPlacement:
     """`generation` is the one that is wanted; the places of `target` have it, except after a rollout that was taken back.
 
-    `fallback`: places of the generation that was taken down for this one. `desired` 0: the deployment left the bundle and drains. `tried`: the
-    number of the last wish of an operator to try its rollout again that was followed.
+    `fallback`: places of the generation that was taken down for this one. `desired` 0: the deployment left the bundle and drains. `weighed`: the
+    nodes that its target was chosen among: they could take a replica then, or were offered one since. `tried`: the number of the last wish of
+    an operator to try its rollout again that was followed.
     """
 
     deployment: str
@@ -296,6 +297,7 @@ class DeploymentPlacement:
     rollout: Rollout = Rollout()
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Of every node, where a replica has no place; empty otherwise."""
+    weighed: frozenset[str] = frozenset()
     tried: int = 0
 
     @property
@@ -327,7 +329,7 @@ class Brake:
 class PlacementPlan:
     """What one evaluation came to; the next one starts from it.
 
-    `settled`: nodes that are no newcomers. `high_waters`: the highest generation of each deployment, kept when it is gone; none that is not
+    `known`: workers that it was made with. `high_waters`: the highest generation of each deployment, kept when it is gone; none that is not
     in it ever had more than `generation_floor`. `deferred_moves`: to newcomers, left for later. `waits_for`: nodes that are to be heard
     before there is a first plan; until then nobody is told anything.
     """
@@ -335,7 +337,7 @@ class PlacementPlan:
     deployments: Mapping[str, DeploymentPlacement] = field(default_factory=dict)
     losses: Mapping[str, Loss] = field(default_factory=dict)
     brake: Brake | None = None
-    settled: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
     high_waters: Mapping[str, int] = field(default_factory=dict)
     generation_floor: int = 0
     deferred_moves: int = 0

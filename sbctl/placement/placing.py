@@ -7,8 +7,10 @@ Four passes, each over the deployments in one order of their own (warm ones firs
    back where its slot has no place now.
 3. *Fill.* Replicas without a place get one: filters, then spread, then rendezvous (`spread`, `rendezvous`). Of a new generation, nodes that
    run the old one come before others that are as good in spread and way.
-4. *Newcomers.* A node that joined takes over what it now wins, from the replicas as they lie; never more than one of a deployment and
-   `moves_max` in all at a time, never what is not stable, never to the harm of spread.
+4. *Newcomers.* Whoever can take a replica of a deployment and could not when its places were chosen (it joined since, was silent or unwell, had
+   no engine, no weights, no label for it) takes over what it now wins, from the replicas as they lie; never more than one of a deployment and
+   `moves_max` in all at a time, never what is not stable, never to the harm of spread. Then it has had its chance: it is newcomer to that
+   deployment no more, whatever becomes of its health, until another replica is placed while it cannot take it.
 
 So who moves when the fleet changes? When a node leaves, its own replicas, since pass 2 does not look at capacity that is free elsewhere, and
 pass 3 only fills what is free. When one joins, replicas that go to it, since pass 4 offers nobody else's room; what they leave is given
@@ -37,7 +39,7 @@ __all__ = ["Placing"]
 
 
 class Placing:
-    """One run of the passes. `deferred`: moves to newcomers that are left for later; `unfinished`: newcomers may still be owed something."""
+    """One run of the passes. `deferred`: moves to newcomers that are left for later."""
 
     def __init__(self, fleet: Fleet, wishes: Iterable[Wish], policy: PlacementPolicy) -> None:
         self._fleet, self._room, self._policy = fleet, fleet.room, policy
@@ -47,20 +49,18 @@ class Placing:
         self._extra: dict[str, list[Place | Charge]] = {}
         self.placed: dict[str, Placed] = {}
         self.deferred = 0
-        self.unfinished = False
 
-    def run(self, newcomers: frozenset[str], moves_left: int) -> Mapping[str, Placed]:
+    def run(self, moves_left: int | None) -> None:
+        """`moves_left`: to newcomers; None: nobody moves for them now, and they are owed it."""
         for wish in self._wishes:
             self._reserve(wish, ())
         for wish in self._wishes:
             self._keep(wish)
         for wish in self._wishes:
             self._fill(wish)
-        indexes = {self._index[name] for name in newcomers if name in self._index}
-        if indexes:
+        if moves_left is not None:
             for wish in self._wishes:
-                moves_left -= self._move_to(indexes, wish, moves_left)
-        return self.placed
+                moves_left -= self._move_to_newcomers(wish, moves_left)
 
     # --- room of what is going
 
@@ -95,13 +95,19 @@ class Placing:
         displaced = [place for place in wish.prior if place not in kept]
         if wish.takes_over:
             kept = [replace(place, slot=slot) for slot, place in enumerate(kept)]
-        placed = self.placed[wish.demand.deployment] = Placed(kept, displaced)
+        placed = self.placed[wish.demand.deployment] = Placed(kept, displaced, weighed=self._weighed(wish))
         placed.taken_back = tuple(self._take_back(wish, kept))
         kept += placed.taken_back
         if wish.is_exclusive:
             self._reserve(wish, kept)
         else:
             self._room.force(displaced)
+
+    def _weighed(self, wish: Wish) -> int:
+        """Who had their chance before. What is taken as it lies, lies among all who could have it."""
+        if wish.weighed is None:
+            return self._fleet.able_any(wish.demand)
+        return self._fleet.mask(wish.weighed) & ~self._fleet.away
 
     def _take_back(self, wish: Wish, kept: Sequence[Place]) -> Iterator[Place]:
         """What serves on as one of the wanted generation and is needed again; its room is charged already, unless old and new take turns."""
@@ -167,6 +173,7 @@ class Placing:
         for place in placed.places:
             spread.add(self._index[place.node_id])
         slots = free_slots(wish, placed)
+        kept = len(placed.places)
         ables = self._ables(wish)
         runs = self._runs(placed.places)
         for way_number, _, index in spread.choose(self._offers(wish, ables), lambda one: self._fits(wish, one, runs)):
@@ -177,6 +184,9 @@ class Placing:
             missing -= 1
             if not missing:
                 break
+        if len(placed.places) > kept:
+            able = self._fleet.able_any(demand)
+            placed.weighed = placed.weighed & able if kept else able
         if wish.is_exclusive:
             self._reserve(wish, placed.places)
         elif missing:
@@ -286,20 +296,20 @@ class Placing:
 
     # --- newcomers
 
-    def _move_to(self, newcomers: set[int], wish: Wish, moves_left: int) -> int:
+    def _move_to_newcomers(self, wish: Wish, moves_left: int) -> int:
         """Give one replica to a newcomer that wins it; the number of moves made."""
         placed, demand = self.placed[wish.demand.deployment], wish.demand
-        if not placed.places or wish.is_exclusive or wish.keeps_only:
+        if not placed.places or not wish.is_settled or wish.is_exclusive or wish.keeps_only:
             return 0
-        if len(placed.places) < demand.replicas and not placed.displaced:
+        if len(placed.places) < demand.replicas or placed.displaced:
             return 0
-        if not wish.is_settled or placed.displaced:
-            self.unfinished |= wish.is_under_way or bool(placed.displaced)
+        newcomers = self._fleet.able_any(demand) & ~placed.weighed
+        if not newcomers:
             return 0
         change = self._better(newcomers, wish, placed.places)
         if change is None:
+            placed.weighed |= newcomers
             return 0
-        self.unfinished = True
         if moves_left <= 0:
             self.deferred += 1
             return 0
@@ -309,14 +319,14 @@ class Placing:
         placed.places.append(self._take(wish, demand.ways[number], index, loser.slot))
         return 1
 
-    def _better(self, newcomers: set[int], wish: Wish, places: list[Place]) -> tuple[Place, Candidate] | None:
-        """Choose again among the places there are and the newcomers; what would change first, unless spread would be the worse for it."""
+    def _better(self, newcomers: int, wish: Wish, places: list[Place]) -> tuple[Place, Candidate] | None:
+        """Choose again among the places there are and the newcomers (bits); what would change first, unless spread would be the worse for it."""
         here: dict[int, list[Place]] = {}
         for place in sorted(places, key=lambda place: place.slot):
             here.setdefault(self._index[place.node_id], []).append(place)
         present = self._by_way(wish.demand, here)
         joined = [
-            (number, [index for index in self._fleet.candidates(wish.demand, way) if index in newcomers])
+            (number, self._fleet.indexes(self._fleet.able(wish.demand, way) & newcomers))
             for number, way in enumerate(wish.demand.ways)
         ]
         taken: Counter[int] = Counter()
@@ -328,7 +338,8 @@ class Placing:
             _, _, index = one
             if taken[index] < len(here.get(index, ())):
                 return True
-            return index in newcomers and taken[index] == len(here.get(index, ())) and self._fits(wish, one, runs)
+            more = newcomers >> index & 1 and taken[index] == len(here.get(index, ()))
+            return bool(more) and self._fits(wish, one, runs)
 
         for one in Spread(domains).choose(self._scored(wish, [*present, *joined]), fits):
             taken[one[2]] += 1

@@ -14,7 +14,7 @@ from typing import Final
 
 from sbctl.placement.fleet import Fleet
 from sbctl.placement.generations import forget_oldest, generation_for
-from sbctl.placement.liveness import Liveness, judge
+from sbctl.placement.liveness import judge
 from sbctl.placement.model import (
     FOREIGN_SLOTS,
     NO_DIGEST,
@@ -23,6 +23,7 @@ from sbctl.placement.model import (
     DeploymentPlacement,
     Held,
     Mark,
+    Node,
     ObservedReplica,
     Place,
     PlacementPlan,
@@ -43,7 +44,6 @@ _EXPLAINED_NODES: Final = 20_000
 """Refusals in one plan: of a large fleet, of fewer deployments."""
 DEFAULT_POLICY: Final = PlacementPolicy()
 _NOBODY: Final[Mapping[tuple[str, str], int]] = {}
-_STUCK: Final = frozenset({"timed_out", "no_room", "restored"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ def reconcile(
     names = sorted({*wanted, *prior.deployments, *moment.sight.deployments()})
     starts = {name: _start(name, wanted.get(name), prior, moment.sight, tried_again.get(name, 0)) for name in names}
     placing = Placing(fleet, (start.wish for start in starts.values()), policy)
-    joined = _newcomers(fleet, view, prior, liveness)
-    placing.run(joined, policy.moves_max - _moving(prior))
+    placing.run(None if liveness.brake else policy.moves_max - _moving(prior))
     deployments: dict[str, DeploymentPlacement] = {}
     for name, start in starts.items():
-        after = _after(start, placing.placed[name], moment)
+        placed = placing.placed[name]
+        after = _after(start, placed, moment, fleet.names_of(placed.weighed))
         if after is not None:
             deployments[name] = after
     high_waters, floor = _high_waters(prior, deployments)
@@ -97,7 +97,7 @@ def reconcile(
         deployments=_explained(fleet, wanted, deployments),
         losses=liveness.losses,
         brake=liveness.brake,
-        settled=_settled(fleet, prior, joined, unfinished=placing.unfinished),
+        known=frozenset(known - view.removed),
         high_waters=high_waters,
         generation_floor=floor,
         deferred_moves=placing.deferred,
@@ -106,18 +106,25 @@ def reconcile(
 
 def _is_first(prior: PlacementPlan) -> bool:
     """Whether nothing was placed before: no plan, or one that knew no node."""
-    return not prior.settled and not any(one.target or one.held for one in prior.deployments.values())
+    return not prior.known and not any(one.target or one.held for one in prior.deployments.values())
 
 
 def _waits_for(view: ClusterView, prior: PlacementPlan, policy: PlacementPolicy, now_ms: int) -> tuple[str, ...]:
-    """Who must be heard before a first plan: what such a node runs is not known, and would be placed a second time."""
+    """Who a first plan waits for: nodes that are not heard, since what they run would be placed a second time; and workers that just begin."""
     if not _is_first(prior) or now_ms - view.watching_since_ms >= policy.unreachable_after_ms:
         return ()
-    return tuple(sorted(view.expected - view.nodes.keys() - view.removed))
+    begin = {name for name in view.expected & view.nodes.keys() if _begins(view.nodes[name])}
+    return tuple(sorted((view.expected - view.nodes.keys() | begin) - view.removed))
+
+
+def _begins(node: Node) -> bool:
+    """Whether a worker gets nothing now for a reason that passes when it has come up."""
+    passes = bool(node.exclusion) or node.health == "unhealthy" or not node.has_endpoint
+    return node.is_worker and not node.drain and passes
 
 
 def _known_workers(view: ClusterView, prior: PlacementPlan) -> set[str]:
-    known = {name for name, node in view.nodes.items() if node.is_worker} | set(prior.losses) | prior.settled
+    known = {name for name, node in view.nodes.items() if node.is_worker} | set(prior.losses) | prior.known
     for placed in prior.deployments.values():
         known |= {place.node_id for place in (*placed.target, *(held.place for held in placed.held), *placed.fallback)}
     return known
@@ -146,7 +153,8 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
     known = [*targets, *(held.place for held in helds)]
     strangers = _strangers(name, demand, known, sight, Counter((p.node_id, p.member_digest) for p in becoming))
     own: dict[Place, Place] = {}
-    if not targets and not helds:
+    as_it_lies = not targets and not helds
+    if as_it_lies:
         ours = [place for place in strangers if _is_wanted(demand, place)]
         numbered = [place for place in ours if place.slot not in FOREIGN_SLOTS and place.generation == generation]
         foreign = [place for place in ours if place not in numbered and not numbered]
@@ -163,9 +171,9 @@ def _start(name: str, demand: DeploymentDemand | None, plan: PlacementPlan, sigh
         running=frozenset(p for p in targets if p in own or p in becoming or sight.is_live(name, p)),
         held=unended,
         fallback=prior.fallback if prior else (),
+        weighed=None if as_it_lies or prior is None else prior.weighed,
         is_settled=rollout is not None and rollout.phase == "stable" and not unended,
         takes_over=bool(own),
-        is_under_way=rollout is None or rollout.phase not in _STUCK,
         keeps_only=restored,
     )
     return _Start(wish, prior, fresh=not same or again, own=own, tried=max(tried, wish_number))
@@ -226,7 +234,7 @@ def _is_wanted(demand: DeploymentDemand, place: Place) -> bool:
 # --- what each deployment comes out with
 
 
-def _after(start: _Start, placed: Placed, moment: Moment) -> DeploymentPlacement | None:
+def _after(start: _Start, placed: Placed, moment: Moment, weighed: frozenset[str]) -> DeploymentPlacement | None:
     """None: it left the bundle, and nothing of it is left on any node."""
     wish, prior, name = start.wish, start.prior, start.wish.demand.deployment
     displaced = [Held(start.own.get(place, place)) for place in placed.displaced]
@@ -257,6 +265,7 @@ def _after(start: _Start, placed: Placed, moment: Moment) -> DeploymentPlacement
         held=tuple(helds),
         fallback=wish.fallback,
         rollout=prior.rollout if prior and not start.fresh else Rollout(),
+        weighed=weighed,
         tried=start.tried,
     )
     changed = start.fresh or (prior is not None and set(prior.target) != set(targets) and not wish.keeps_only)
@@ -282,22 +291,7 @@ def _explained(
     return {**deployments, **told}
 
 
-# --- newcomers and generations
-
-
-def _newcomers(fleet: Fleet, view: ClusterView, prior: PlacementPlan, liveness: Liveness) -> frozenset[str]:
-    """Nodes that may be offered replicas that have a place. Nobody is new to a fleet without a plan, and nobody moves under the brake."""
-    if _is_first(prior) or liveness.brake is not None:
-        return frozenset()
-    return frozenset(name for name in view.nodes if name not in prior.settled and fleet.is_open(name))
-
-
-def _settled(fleet: Fleet, prior: PlacementPlan, joined: frozenset[str], *, unfinished: bool) -> frozenset[str]:
-    if _is_first(prior):
-        return frozenset(name for name in fleet.ids if fleet.is_open(name))
-    away = {name for name, loss in fleet.losses.items() if loss.state == "lost"}
-    away |= {name for name, node in fleet.by_id.items() if node.drain == "evacuate"}
-    return (prior.settled & fleet.by_id.keys()) - away | (frozenset() if unfinished else joined)
+# --- moves and generations
 
 
 def _moving(prior: PlacementPlan) -> int:

@@ -15,9 +15,10 @@ class Wish:
     """What one deployment wants and where it is. `prior`: its places of the wanted generation, also such as do not hold any more; `running`:
     those of them where an engine lives.
 
-    `held`: its places that are no target any more; `fallback`: what may have to be started again there. `is_settled`: nothing of it is under
-    way, so a replica may move for a newcomer; `is_under_way`: that will be so later. `takes_over`: `prior` are engines of nodes' own bundles,
-    whose slots mean nothing yet. `keeps_only`: nothing new is started, since what runs is not what the bundle says.
+    `held`: its places that are no target any more; `fallback`: what may have to be started again there. `weighed`: nodes that had their chance
+    of it; None: the plan knows no place of it, so what runs of it is taken as it lies. `is_settled`: nothing of it is under way, so a replica may move.
+    `takes_over`: `prior` are engines of nodes' own bundles, whose slots mean nothing yet. `keeps_only`: nothing new is started, since what runs
+    is not what the bundle says.
     """
 
     demand: DeploymentDemand
@@ -26,8 +27,8 @@ class Wish:
     running: frozenset[Place] = frozenset()
     held: tuple[Held, ...] = ()
     fallback: tuple[Place, ...] = ()
+    weighed: frozenset[str] | None = None
     is_settled: bool = False
-    is_under_way: bool = False
     takes_over: bool = False
     keeps_only: bool = False
 
@@ -40,13 +41,14 @@ class Wish:
 @dataclass(slots=True)
 class Placed:
     """`displaced`: of `prior`, what is no target any more. `taken_back`: of `held`, what is one again. `makes_room`: of `held`, those whose end
-    would give a replica its place. `waits_for_room`: one of them is draining already."""
+    would give a replica its place. `waits_for_room`: one of them is draining already. `weighed`: nodes that had their chance now, as bits."""
 
     places: list[Place]
     displaced: list[Place]
     taken_back: tuple[Place, ...] = ()
     makes_room: tuple[Place, ...] = ()
     waits_for_room: bool = False
+    weighed: int = 0
 
 
 def order_of(wish: Wish) -> tuple[bool, int, int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -88,7 +88,7 @@ def _settle(
     """Evaluate until nothing changes any more."""
     for _ in range(40):
         after = reconcile(_view(nodes, plan, (1, mark - 1)), demands, plan, now_ms=2, mark=(1, mark))
-        if lie(after) == lie(plan) and after.settled == plan.settled and after.deployments == plan.deployments:
+        if lie(after) == lie(plan) and after.deployments == plan.deployments:
             return after, mark
         plan, mark = after, mark + 1
     raise AssertionError("never settles")
@@ -129,7 +129,7 @@ def test_a_node_that_joins_moves_only_what_goes_to_it(
     after = lie(plan)
     assert before.keys() <= after.keys()
     assert {after[key] for key, node in before.items() if after[key] != node} <= {late.node_id}
-    assert plan.settled == {node.node_id for node in nodes}
+    assert plan.known == {node.node_id for node in nodes}
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -199,6 +199,72 @@ def test_spread_is_as_even_as_any_choice_could_be(rooms: list[tuple[str, int]], 
         for counts in product(*(range(room + 1) for _, room in rooms))
         if sum(counts) == replicas
     )
+
+
+_UNABLE: tuple[Callable[[Node], Node], ...] = (
+    lambda node: replace(node, engines=()),
+    lambda node: replace(node, health="unhealthy"),
+    lambda node: replace(node, has_endpoint=False),
+    lambda node: replace(node, exclusion="behind_active_generation"),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    nodes=_nodes(2),
+    demands=_demands(),
+    late=st.sets(st.integers(0, 6)),
+    why=st.sampled_from(_UNABLE),
+    order=st.randoms(use_true_random=False),
+)
+def test_nodes_that_become_able_one_by_one_get_what_they_would_have_had_at_once(
+    nodes: list[Node], demands: list[DeploymentDemand], late: set[int], why: Callable[[Node], Node], order: Random
+) -> None:
+    """Where there is room for everything everywhere: over the same nodes, as even over the first label."""
+    size = 10_000 * GIB
+    nodes = [
+        replace(node, memory_bytes=size, devices=tuple(replace(d, total_bytes=size) for d in node.devices))
+        for node in nodes
+    ]
+    at_once, _ = _settle(nodes, demands, PlacementPlan())
+    able = {node.node_id: number not in late for number, node in enumerate(nodes)}
+    assume(any(able.values()) and not all(able.values()))
+    waiting = [name for name, is_able in able.items() if not is_able]
+    order.shuffle(waiting)
+    plan, mark = PlacementPlan(), 1
+    for name in ("", *waiting):
+        able[name] = True
+        shown = [node if able[node.node_id] else why(node) for node in nodes]
+        before = lie(plan)
+        plan, mark = _settle(shown, demands, plan, mark)
+        assert {lie(plan)[key] for key, node in before.items() if lie(plan)[key] != node} <= {name}
+    zones = {node.node_id: node.labels.get("zone", "") for node in nodes}
+    for one in demands:
+        if one.spread_by:
+            assert _evenness(_of(plan, one, zones)) == _evenness(_of(at_once, one, zones)), one
+
+
+def _of(plan: PlacementPlan, demand: DeploymentDemand, zones: Mapping[str, str]) -> list[str]:
+    return [zones[place.node_id] for place in plan.deployments[demand.deployment].target]
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    nodes=_nodes(2),
+    demands=_demands(),
+    flips=st.lists(st.tuples(st.integers(0, 6), st.sampled_from(_UNABLE), st.booleans()), max_size=8),
+)
+def test_health_that_comes_and_goes_moves_nobody(
+    nodes: list[Node], demands: list[DeploymentDemand], flips: list[tuple[int, Callable[[Node], Node], bool]]
+) -> None:
+    plan, mark = _settle(nodes, demands, PlacementPlan())
+    before, shown = lie(plan), list(nodes)
+    for number, why, is_able in flips:
+        index = number % len(nodes)
+        shown[index] = nodes[index] if is_able else why(nodes[index])
+        mark += 1
+        plan = reconcile(_view(shown, plan, (1, mark - 1)), demands, plan, now_ms=2, mark=(1, mark))
+        assert lie(plan) == before
 
 
 def _evenness(zones: Iterable[str]) -> tuple[int, ...]:

@@ -171,7 +171,7 @@ class Controller:
         view = self._view(since_ms)
         await self._end_losses(view)
         if (
-            not reign.plan.settled
+            not reign.plan.known
             and not self._knows_all(view)
             and self._now_ms() - since_ms < self._figures.first_wait_ms
         ):
@@ -363,7 +363,7 @@ def _has_left(row: DirectoryRow) -> bool:
 def _workers_of(plan: PlacementPlan) -> set[str]:
     """Whom a plan knows."""
     placed = (place.node_id for one in plan.deployments.values() for place in one.target)
-    return {*plan.settled, *plan.losses, *placed}
+    return {*plan.known, *plan.losses, *placed}
 
 
 def _keys_lost(told: Watched) -> Callable[[str], bool] | None:

@@ -107,7 +107,7 @@ def _known_nodes(plan: PlacementDocument | None, actions: OperatorActions) -> se
     if plan is None:
         return {*actions.evacuations, *actions.losses}
     placed = {one.node_id for each in plan.deployments.values() for one in (*each.assignments, *each.retained)}
-    return {*plan.settled_nodes, *plan.lost_nodes, *placed, *actions.evacuations, *actions.losses}
+    return {*plan.known_nodes, *plan.lost_nodes, *placed, *actions.evacuations, *actions.losses}
 
 
 def _refuse_heard(node: str, facts: Facts, unreachable_after_ms: int) -> None:

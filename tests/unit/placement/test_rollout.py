@@ -352,13 +352,14 @@ def test_nodes_that_are_offered_again_mend_a_spread_that_came_about_when_there_w
     del world.demands["full"]
     plan = world.settle(4)
     assert {place.node_id for place in plan.deployments["a"].target} == {"a1", "a2"}, "room that is free moves nobody"
-    world.plan = replace(world.plan, settled=frozenset())
+    world.evacuate("b1", begin=True)
     world.evaluate()
+    world.evacuate("b1", begin=False)
     for _ in range(8):
         assert world.serving("a") >= 2
         plan = world.settle(1)
     assert {place.node_id for place in plan.deployments["a"].target} - {"a1", "a2"} == {"b1"}
-    assert plan.settled == set(world.workers)
+    assert plan.deployments["a"].weighed == set(world.workers)
 
 
 def test_an_old_replica_that_crashed_is_kept_as_long_as_the_new_is_not_ready() -> None:
