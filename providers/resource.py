@@ -1,9 +1,9 @@
-"""How every kind turns configuration into `Desired`: one address, one plain spec, one fingerprint."""
+"""What kinds have in common: how configuration becomes `Desired` (one address, one plain spec, one fingerprint), and how old records are read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from sbctl.base.digests import fingerprint
 from sbctl.base.errors import StateError
@@ -12,7 +12,7 @@ from sbctl.base.patterns import any_of
 from sbctl.base.truths import Desired
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 
-__all__ = ["desired_resource", "only_version"]
+__all__ = ["OneForm", "desired_resource"]
 
 
 def desired_resource(
@@ -40,12 +40,18 @@ def desired_resource(
     )
 
 
-def only_version(kind: str, known: int, record: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-    """`upgrade` of a kind whose record has had one form. Raises StateError `state.too_new` for a newer one."""
-    if version > known:
-        raise StateError(
-            "state.too_new",
-            f"the state keeps {kind} resources in form {version}; this sbctl knows {known}",
-            next_step="use the sbctl that wrote the state, or a newer one",
-        )
-    return record
+class OneForm:
+    """`upgrade` of a kind whose record has had one form."""
+
+    kind: ClassVar[str]
+    record_version: ClassVar[int] = 1
+
+    def upgrade(self, record: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """Raises StateError `state.too_new`."""
+        if version > self.record_version:
+            raise StateError(
+                "state.too_new",
+                f"the state keeps {self.kind} resources in form {version}; this sbctl knows {self.record_version}",
+                next_step="use the sbctl that wrote the state, or a newer one",
+            )
+        return record
