@@ -19,22 +19,24 @@ _RUNTIME_USER: Final = "sbctl"
 
 
 class WantedPort(NamedTuple):
-    """`field`: where sb.yml says it."""
+    """`field`: where sb.yml says it, below `proxy`."""
 
     name: str
     address: str
     port: int
-    field: str
+    field: tuple[str, ...]
 
 
 def wanted_ports(host: CompiledHost, cluster: CompiledCluster | None) -> tuple[WantedPort, ...]:
     """What runtime and store of a host will listen on. A port that the kernel chooses is not among them."""
     proxy = host.proxy
-    found = [WantedPort("port of the API", proxy.bind_address, proxy.http_bind_port, "http_bind_port")]
+    found = [WantedPort("port of the API", proxy.bind_address, proxy.http_bind_port, ("http_bind_port",))]
     if proxy.https_bind_port is not None:
-        found.append(WantedPort("https port of the API", proxy.bind_address, proxy.https_bind_port, "https_bind_port"))
+        found.append(
+            WantedPort("https port of the API", proxy.bind_address, proxy.https_bind_port, ("https_bind_port",))
+        )
     if proxy.admin.enabled:
-        found.append(WantedPort("port of the admin API", proxy.admin.bind, proxy.admin.port, "admin.port"))
+        found.append(WantedPort("port of the admin API", proxy.admin.bind, proxy.admin.port, ("admin", "port")))
     if cluster is not None:
         found += _of_cluster(host, cluster)
     return tuple(one for one in found if one.port)
@@ -43,15 +45,19 @@ def wanted_ports(host: CompiledHost, cluster: CompiledCluster | None) -> tuple[W
 def _of_cluster(host: CompiledHost, cluster: CompiledCluster) -> Iterator[WantedPort]:
     if host.name in cluster.workers:
         bind, port, _advertise = peer_address(host)
-        yield WantedPort("port for gateways", bind, port, "cluster.model_bind")
+        yield WantedPort("port for gateways", bind, port, ("cluster", "model_bind"))
     if host.name not in cluster.authorities or host.proxy.cluster is None:
         return
     store = host.proxy.cluster.store
-    yield WantedPort("port of the store", store.bind_address, store.port, "cluster.store.port")
-    yield WantedPort("the store's port for the host", _LOOPBACK, store.monitor_port, "cluster.store.monitor_port")
+    yield WantedPort("port of the store", store.bind_address, store.port, ("cluster", "store", "port"))
+    yield WantedPort(
+        "the store's port for the host", _LOOPBACK, store.monitor_port, ("cluster", "store", "monitor_port")
+    )
     if len(cluster.authorities) > 1:
         where = store.bind_address
-        yield WantedPort("the store's port for its members", where, store.cluster_port, "cluster.store.cluster_port")
+        yield WantedPort(
+            "the store's port for its members", where, store.cluster_port, ("cluster", "store", "cluster_port")
+        )
 
 
 def port_checks(
@@ -75,7 +81,7 @@ def port_checks(
                 if taken.unit.endswith(".service")
                 else "stop what listens there"
             )
-            remedy = f"{stop}, or choose another port (proxy.{field})"
+            remedy = f"{stop}, or choose another port (proxy.{'.'.join(field)})"
             yield Check(name, "fail", f"{_place(address, port)} is held by {_held_by(taken)}", remedy, host.name)
 
 
