@@ -25,6 +25,8 @@ from sbctl.base.field_types import Id, LabelKey, LabelValue
 from sbctl.base.limits import BUNDLE_DEPLOYMENTS_MAX, JSON_INT_MAX, KIB, MIB
 
 __all__ = [
+    "ASSIGNED_PARTS_MAX",
+    "ASSIGNED_REPLICAS_MAX",
     "ASSIGNMENT_MAX_BYTES",
     "ASSIGNMENT_PAYLOAD_TYPE",
     "DISPATCH_MAX_BYTES",
@@ -73,6 +75,10 @@ SNAPSHOT_MAX_BYTES: Final = 1 * MIB
 ASSIGNMENT_MAX_BYTES: Final = 2 * MIB
 LEASE_MAX_BYTES: Final = 4 * KIB
 DISPATCH_MAX_BYTES: Final = 64 * KIB
+ASSIGNED_PARTS_MAX: Final = 16
+"""Of one deployment on one node: its generation, and those that it takes the place of."""
+ASSIGNED_REPLICAS_MAX: Final = 64
+"""Of one generation on one node."""
 
 ClusterRole = Literal["gateway", "worker", "authority"]
 ReasonCode = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
@@ -301,7 +307,7 @@ class AssignedDeployment(DocumentPart):
     variant: ShortText
     artifact_digest: Digest
     member_digest: Digest
-    replicas: tuple[AssignedReplica, ...] = Field(default=(), max_length=64, fail_fast=True)
+    replicas: tuple[AssignedReplica, ...] = Field(default=(), max_length=ASSIGNED_REPLICAS_MAX, fail_fast=True)
     handoff_deadline_unix_ms: Millis | None = None
     tried_again: Count = 0
 
@@ -328,9 +334,9 @@ class AssignmentDocument(LeaseHolderDocument):
     """
 
     node_id: Id
-    deployments: dict[Id, Annotated[tuple[AssignedDeployment, ...], Field(min_length=1, max_length=16)]] = Field(
-        max_length=BUNDLE_DEPLOYMENTS_MAX
-    )
+    deployments: dict[
+        Id, Annotated[tuple[AssignedDeployment, ...], Field(min_length=1, max_length=ASSIGNED_PARTS_MAX)]
+    ] = Field(max_length=BUNDLE_DEPLOYMENTS_MAX)
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypedDict
 
 from sbctl.node.cluster_documents import (
+    ASSIGNED_PARTS_MAX,
+    ASSIGNED_REPLICAS_MAX,
     AssignedDeployment,
     AssignedReplica,
     AssignmentDocument,
@@ -44,6 +46,7 @@ __all__ = ["LEAVES", "REJECTIONS_MAX", "Head", "assignment_document", "node_of",
 REJECTIONS_MAX: Final = 64
 """Refusals of one deployment that a document carries."""
 _TEXT_MAX: Final = 256
+_PHASES: Final = ("start", "retain", "drain")
 LEAVES: Final = "leaves_cluster"
 """Reason code of a node that is taken out of the cluster: what it runs is placed elsewhere, and serves until then. A drain is short: such a node
 takes no requests and keeps what it has."""
@@ -120,29 +123,46 @@ def _observed(snapshot: NodeSnapshotDocument) -> Iterable[ObservedReplica]:
 
 
 def assignment_document(node_id: str, parts: Iterable[Assignment], head: Head) -> AssignmentDocument:
-    deployments: dict[str, list[AssignedDeployment]] = {}
+    """As much as a document holds: of engines that a node made up it leaves out what is too much, which ends all the same."""
+    deployments: dict[str, list[Assignment]] = {}
     for part in parts:
-        replicas = tuple(
+        deployments.setdefault(part.deployment, []).append(part)
+    found = {name: tuple(_assigned(several)) for name, several in sorted(deployments.items())}
+    return AssignmentDocument(**head, node_id=node_id, deployments={name: told for name, told in found.items() if told})
+
+
+def _assigned(parts: Iterable[Assignment]) -> Iterator[AssignedDeployment]:
+    """What starts first, then what stays, then what ends; each replica once."""
+    seen: set[tuple[int, int]] = set()
+    told: list[tuple[int, AssignedDeployment]] = []
+    for place, part in sorted(enumerate(parts), key=lambda one: (_PHASES.index(one[1].phase), one[0])):
+        by_slot = {one.slot: one for one in part.places if (part.generation, one.slot) not in seen}
+        places = list(by_slot.values())[:ASSIGNED_REPLICAS_MAX]
+        if not places or len(told) >= ASSIGNED_PARTS_MAX:
+            continue
+        seen.update((part.generation, one.slot) for one in places)
+        told.append((place, _part(part, places)))
+    return (part for _, part in sorted(told, key=lambda one: one[0]))
+
+
+def _part(part: Assignment, places: Iterable[Place]) -> AssignedDeployment:
+    return AssignedDeployment(
+        generation=part.generation,
+        phase=part.phase,
+        variant=part.variant,
+        artifact_digest=part.artifact_digest,
+        member_digest=part.member_digest,
+        replicas=tuple(
             AssignedReplica(
                 slot=place.slot,
                 devices=place.devices,
                 memory_bytes=place.host_bytes + place.device_bytes * len(place.devices),
             )
-            for place in part.places
-        )
-        assigned = AssignedDeployment(
-            generation=part.generation,
-            phase=part.phase,
-            variant=part.variant,
-            artifact_digest=part.artifact_digest,
-            member_digest=part.member_digest,
-            replicas=replicas,
-            handoff_deadline_unix_ms=part.deadline_ms,
-            tried_again=part.tried,
-        )
-        deployments.setdefault(part.deployment, []).append(assigned)
-    found = {name: tuple(several) for name, several in sorted(deployments.items())}
-    return AssignmentDocument(**head, node_id=node_id, deployments=found)
+            for place in places
+        ),
+        handoff_deadline_unix_ms=part.deadline_ms,
+        tried_again=part.tried,
+    )
 
 
 # --- the plan, out

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from sbctl.placement.believing import believed
 from sbctl.placement.fleet import Fleet
 from sbctl.placement.generations import forget_oldest, generation_for
 from sbctl.placement.liveness import judge
@@ -76,6 +77,7 @@ def reconcile(
     view = replace(view, nodes={name: node for name, node in view.nodes.items() if name not in view.removed})
     if missing := _waits_for(view, prior, policy, now_ms):
         return replace(prior, waits_for=missing)
+    view = believed(view, prior)
     wanted = {demand.deployment: demand for demand in sorted(demands, key=lambda demand: demand.deployment)}
     known = _known_workers(view, prior)
     liveness = judge(view, known, prior.losses, policy=policy, confirmed=confirmed_losses, now_ms=now_ms)
