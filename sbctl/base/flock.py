@@ -45,11 +45,6 @@ class FileLock:
             os.close(self._fd)
             self._fd = None
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this object holds the lock."""
-        return self._fd is not None
-
 
 @contextlib.contextmanager
 def held(path: Path, *, shared: bool = False) -> Iterator[bool]:

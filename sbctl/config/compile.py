@@ -337,9 +337,6 @@ class Compilation:
             prevent_destroy=fleet.prevent_destroy,
             update=None if fleet.update is None else UpdatePolicy(**dict(fleet.update)),
             notes=self.report.in_order("note"),
-            deployments_declared=any(
-                host.deployments or host.model_host.authority == "admin_managed" for host in hosts.values()
-            ),
             inline_secrets=self.inline,
             host_lock=host_lock_path(self.document.path, fleet),
             identity=_identity(fleet, FilePath(self.document.path).absolute().parent),

@@ -280,8 +280,6 @@ class CompiledConfig:
     prevent_destroy: tuple[str, ...] = ()
     """Address patterns."""
     notes: tuple[Diagnostic, ...] = ()
-    deployments_declared: bool = True
-    """False: the deployments map was emptied; a plan that would remove all needs --allow-empty."""
     identity: CompiledIdentity | None = None
     cluster: CompiledCluster | None = None
     """None: every host serves by itself."""

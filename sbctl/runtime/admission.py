@@ -80,10 +80,6 @@ class Gate:
         return sum(map(len, self._waiting.values()))
 
     @property
-    def is_draining(self) -> bool:
-        return self._closed_because is not None
-
-    @property
     def idle_since_s(self) -> float | None:
         """Loop time since when nothing runs and nothing waits; None while something does, or before `open`."""
         return self._idle_since_s if not self._active and not self.queued else None

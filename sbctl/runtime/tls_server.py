@@ -46,11 +46,6 @@ class TlsServer:
         self._pause: asyncio.TimerHandle | None = None
         self._log = get_log("tls")
 
-    @property
-    def handshakes(self) -> int:
-        """How many are at it now."""
-        return len(self._shaking)
-
     def is_serving(self) -> bool:
         return self._socket is not None
 

@@ -58,12 +58,11 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Numbers of the two accounts and of their groups."""
+    """Numbers of the two accounts, and of the runtime's group."""
 
     runtime_uid: int
     runtime_gid: int
     engine_uid: int
-    engine_gid: int
 
 
 def ensure_users() -> Accounts:
@@ -230,7 +229,7 @@ def _required() -> Accounts:
     runtime, engine = found[RUNTIME_USER], found[ENGINE_USER]
     if runtime.pw_uid == engine.pw_uid or runtime.pw_gid == engine.pw_gid:
         raise _conflicting(ENGINE_USER, f"is the same as {RUNTIME_USER}, so that engines could read its secrets")
-    return Accounts(runtime.pw_uid, runtime.pw_gid, engine.pw_uid, engine.pw_gid)
+    return Accounts(runtime.pw_uid, runtime.pw_gid, engine.pw_uid)
 
 
 def _refuse_foreign_group(name: str) -> None:

@@ -35,7 +35,6 @@ def test_the_quickstart_loads() -> None:
     assert host.admin_password is None
     assert config.fleet_name == "quickstart"
     assert config.signers is None
-    assert config.deployments_declared
     assert deployment.span is not None
     assert deployment.span.line > 1
 
@@ -163,11 +162,10 @@ proxy: {http_bind_port: '${b}', admin: {port: '${c}', prt: 1}}
     ]
 
 
-def test_an_emptied_fleet_and_an_emptied_map(load_text: Load, minimal: str) -> None:
+def test_an_emptied_fleet_and_an_emptied_map(load_text: Load) -> None:
     assert load_text("fleet: {hosts: {}}\n").hosts == {}
-    config = load_text("proxy: {model_host: {deployments: {}}}\n")
-    assert not config.deployments_declared
-    assert load_text(minimal).deployments_declared
+    (host,) = load_text("proxy: {model_host: {deployments: {}}}\n").hosts.values()
+    assert not host.deployments
 
 
 class TestDigest:

@@ -27,7 +27,7 @@ from sbctl.runtime.nodeops.users import (
     take_back_cache,
 )
 
-ACCOUNTS = Accounts(4711, 4712, 4713, 4714)
+ACCOUNTS = Accounts(4711, 4712, 4713)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
 
 
