@@ -5,31 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from sbctl.base import strict_json
 from sbctl.base.clock import SystemClock
 from sbctl.base.display import display_safe
 from sbctl.base.errors import SbctlError
-from sbctl.node.cluster_documents import SNAPSHOT_PAYLOAD_TYPE
+from sbctl.base.limits import JSON_INT_MAX
+from sbctl.node.cluster_documents import SNAPSHOT_PAYLOAD_TYPE, DeviceReport
 from sbctl.node.paths import node_paths
-from sbctl.runtime.cluster.directory import Directory, DirectoryView
+from sbctl.placement.model import NO_DIGEST, DeploymentPlacement, PlacementPlan
+from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
 from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.happenings import happened
 from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.overview import artifacts_document, metrics_document, vram_document
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.store import Bucket, node_key
 from sbctl.runtime.identity_files import IdentityFiles
+from sbctl.runtime.peer.known import KnownCluster
 from sbctl.trust.envelope import sign_with
 from sbctl.trust.node_keys import node_signs
 from sbctl.trust.peer_kinds import SNAPSHOT
+from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_store import MemoryCluster
 from tests.simulators.cluster_trust import NOW, ClusterAuthority
-from tests.simulators.engine_world import in_virtual_time
-from tests.simulators.peer_snapshots import node
+from tests.simulators.engine_world import facts, in_virtual_time
+from tests.simulators.peer_snapshots import node, replica
+from tests.simulators.runtime_world import member
 
 
 class SetClock(SystemClock):
@@ -180,3 +189,40 @@ def test_G22_refusals_of_one_node_fill_no_log(tmp_path: Path, monkeypatch: pytes
         directory.take({"evil": "{" if number % 2 else signed(words())})
     fences.close()
     assert len(told) == 1
+
+
+# --- what others make of its words
+
+
+def row_of(name: str, **changed: Any) -> DirectoryRow:
+    known = node(name, **changed)
+    return DirectoryRow(name, known.snapshot, known.peer, heard_at_ms=1, exclusion="")
+
+
+def test_H3_sums_over_what_nodes_say_stay_numbers_that_readers_take() -> None:
+    """One node that tells of devices without end does not blind those who look at all of them."""
+    device = DeviceReport(index=0, accelerator="cuda", total_memory_bytes=JSON_INT_MAX, available_memory_bytes=5)
+    figures = {"sbproxy_requests_total": JSON_INT_MAX}
+    rows = {name: row_of(name, devices=(device,) * 64, figures=figures) for name in ("evil", "n-a")}
+    view = DirectoryView(rows, 1, "")
+    for document in (vram_document(view, now_ms=1), metrics_document(view), artifacts_document(view)):
+        strict_json.loads(json.dumps(document).encode(), max_bytes=1 << 20)
+
+
+def test_G22_names_that_a_node_makes_up_stand_in_no_event() -> None:
+    stranger = DeploymentPlacement("made-up", NO_DIGEST, 1, 0)
+    former = DeploymentPlacement("q", "d" * 64, 1, 0)
+    with_both = PlacementPlan({"made-up": stranger, "q": former})
+    assert happened(PlacementPlan(), PlacementPlan({"made-up": stranger})) == ()
+    assert [told.deployment for told in happened(with_both, PlacementPlan())] == ["q"]
+
+
+def test_G14_until_a_plan_names_it_a_deployment_is_asked_of_nodes_that_may_have_it() -> None:
+    told = node("evil", replica(deployment="q", deployment_generation=JSON_INT_MAX))
+    claims = told.peer.claims
+    able = replace(told.peer, claims=claims.model_copy(update={"labels": {"zone": "a"}}))
+    other = replace(told, snapshot=node("n-a", replica(deployment="q")).snapshot, peer=able)
+    known = KnownCluster("gw", {})
+    wanted = clustered(member(facts(), "/engine"), replicas=1).model_copy(update={"required_labels": {"zone": "a"}})
+    known.take([told, other], {"q": wanted}, {}, policy_revision=1)
+    assert [candidate.node_id for candidate in known.selection("q").candidates] == ["n-a"]

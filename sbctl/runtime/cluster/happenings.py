@@ -12,7 +12,7 @@ from sbctl.base.display import plural
 from sbctl.node.cluster_documents import RolloutPhase
 from sbctl.node.records import EventKind
 from sbctl.placement.explain import brake_text, rollout_text
-from sbctl.placement.model import DeploymentPlacement, Place, PlacementPlan
+from sbctl.placement.model import NO_DIGEST, DeploymentPlacement, Place, PlacementPlan
 from sbctl.runtime.event_log import Told
 
 __all__ = ["HAPPENINGS_MAX", "happened"]
@@ -34,7 +34,10 @@ def happened(
     """At most HAPPENINGS_MAX, nodes first. `joined`: workers that were never heard before; `left`: that are out of the cluster now."""
     told = [*_of_nodes(before, after, joined, left), *_of_brake(before, after)]
     for name in sorted({*before.deployments, *after.deployments}):
-        told += _of_deployment(before.deployments.get(name), after.deployments.get(name))
+        was, now = before.deployments.get(name), after.deployments.get(name)
+        # What nodes run of deployments that no bundle had, under names that they made up, ends without a word.
+        if any(one is not None and one.digest != NO_DIGEST for one in (was, now)):
+            told += _of_deployment(was, now)
     if len(told) <= HAPPENINGS_MAX:
         return tuple(told)
     rest = len(told) - HAPPENINGS_MAX + 1

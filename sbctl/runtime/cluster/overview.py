@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+from sbctl.base.limits import JSON_INT_MAX
 from sbctl.node.cluster_documents import DeviceReport, NodeSnapshotDocument
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.runtime.cluster.directory import DirectoryRow, DirectoryView
@@ -48,7 +49,12 @@ def vram_document(view: DirectoryView, *, now_ms: int) -> dict[str, Any]:
 def _sizes(devices: tuple[DeviceReport, ...] | list[DeviceReport]) -> dict[str, int]:
     total = sum(one.total_memory_bytes for one in devices)
     free = sum(min(one.available_memory_bytes, one.total_memory_bytes) for one in devices)
-    return {"total_bytes": total, "used_bytes": total - free, "free_bytes": free}
+    return {"total_bytes": _sum(total), "used_bytes": _sum(total - free), "free_bytes": _sum(free)}
+
+
+def _sum(number: int) -> int:
+    """What nodes say may be anything; a sum that no reader of ours takes is the largest that one does."""
+    return min(number, JSON_INT_MAX)
 
 
 def _device(one: DeviceReport) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def metrics_document(view: DirectoryView) -> dict[str, Any]:
             sums[_QUEUED] += replica.queue_depth
             sums[_LOADING] += 0 if is_ready else replica.queue_depth
             sums[_RESIDENT] += is_ready
-    return {"schema_version": 1, "nodes": len(nodes), "metrics": dict(sums)}
+    return {"schema_version": 1, "nodes": len(nodes), "metrics": {name: _sum(number) for name, number in sums.items()}}
 
 
 def placement_document(plan: PlacementDocument | None, deployment: str) -> dict[str, Any] | None:

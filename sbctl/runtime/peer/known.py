@@ -11,6 +11,7 @@ from typing import Final
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
 from sbctl.runtime.peer.candidates import KnownNode, Selection, Serving, region_of, select
 from sbctl.trust.bundle import DeploymentMember
+from sbctl.trust.cluster_bundle import ClusterDeployment
 
 __all__ = ["KnownCluster", "serving_of"]
 
@@ -52,20 +53,19 @@ class KnownCluster:
         policy_revision: int,
         has_origins: bool = True,
     ) -> None:
-        """Everything anew. A deployment that no plan names yet is served by whatever generation its nodes have, the newest first."""
+        """Everything anew. A deployment that no plan names yet is served by whatever generation its nodes have, the newest first; not by nodes
+        whose certificates lack a label that it requires."""
         by_deployment: dict[str, list[KnownNode]] = {}
         for node in nodes:
             for deployment in {replica.deployment for replica in node.snapshot.replicas}:
                 by_deployment.setdefault(deployment, []).append(node)
-        self._selections = {
-            deployment: select(
-                found,
-                deployment,
-                serving=serving.get(deployment) or _reported(found, deployment),
-                here=self._node_id,
+        self._selections = {}
+        for deployment, found in by_deployment.items():
+            placed = serving.get(deployment)
+            able = found if placed else [node for node in found if _may_have(members.get(deployment), node)]
+            self._selections[deployment] = select(
+                able, deployment, serving=placed or _reported(able, deployment), here=self._node_id
             )
-            for deployment, found in by_deployment.items()
-        }
         self._members, self.policy_revision = dict(members), str(policy_revision)
         self.is_known, self.has_origins = True, has_origins
 
@@ -74,6 +74,13 @@ class KnownCluster:
 
     def selection(self, deployment: str) -> Selection:
         return self._selections.get(deployment, _NOBODY)
+
+
+def _may_have(member: DeploymentMember | None, node: KnownNode) -> bool:
+    """By what its certificate says, not by its own word."""
+    wanted = member.required_labels if isinstance(member, ClusterDeployment) else {}
+    labels = node.peer.claims.labels
+    return all(labels.get(name) == value for name, value in wanted.items())
 
 
 def _reported(nodes: Iterable[KnownNode], deployment: str) -> Serving:
