@@ -15,7 +15,7 @@ The core sees only this protocol; `providers.registry` lists the implementations
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -28,7 +28,7 @@ from sbctl.node.lease import LeaseClaim
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.model import Change, Desired, DiffContext, Observed, Recorded, Step
 
-__all__ = ["NodeSession", "PerformContext", "Progress", "Provider", "Services", "SignedOnce"]
+__all__ = ["NodeSession", "PerformContext", "Progress", "Provider", "Services", "SignedOnce", "in_todays_form"]
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes (or units) done and in total, None when unknown."""
@@ -185,3 +185,14 @@ class Provider(Protocol):
     def upgrade(self, record: Mapping[str, Any], version: int) -> Mapping[str, Any]:
         """A record of an older `record_version` in today's form. Raises StateError for a newer one."""
         ...
+
+
+def in_todays_form(recorded: Mapping[Address, Recorded], providers: Mapping[str, Provider]) -> dict[Address, Recorded]:
+    """What the state keeps, each record as its kind keeps it today. Raises as `Provider.upgrade`."""
+    return {address: _upgraded(one, providers[address.kind]) for address, one in recorded.items()}
+
+
+def _upgraded(one: Recorded, provider: Provider) -> Recorded:
+    if one.record_version == provider.record_version:
+        return one
+    return replace(one, record=provider.upgrade(one.record, one.record_version), record_version=provider.record_version)

@@ -26,6 +26,7 @@ from sbctl.plan.build import build_plan
 from sbctl.plan.inputs import PlanInputs
 from sbctl.plan.model import BlastRadius, Plan, PlanMode
 from sbctl.plan.policy import Limits, refusals
+from sbctl.provider import in_todays_form
 from sbctl.remote.observe import FleetObservation, observe_fleet
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def planned(
         inputs = PlanInputs(
             mode=request.mode,
             desired=desired,
-            recorded=dict(state.resources) if state is not None else {},
+            recorded=in_todays_form(state.resources, PROVIDERS) if state is not None else {},
             snapshots={
                 host: bare(snapshot) if host in returned else snapshot
                 for host, snapshot in observation.snapshots.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from providers.comparison import Blocked, worst_downtime
 from providers.engine_policy import engine_policy
 from providers.registry import PROVIDERS
 from sbctl import __version__
+from sbctl.base.connection import Connection
 from sbctl.base.digests import canonical_json, fingerprint
 from sbctl.base.errors import ConfigError, StateError
-from sbctl.base.ids import KINDS
+from sbctl.base.ids import KINDS, Address
+from sbctl.base.truths import Recorded
 from sbctl.config.compiled import CompiledConfig
 from sbctl.plan.inputs import MergesSpecs, RestoresSpecs
+from sbctl.provider import in_todays_form
 from sbctl.trust.bundle import DeploymentMember, OriginMember, member_digest
 from tests.simulators.provider_world import QUICKSTART, ProviderWorld
 
@@ -64,10 +68,11 @@ def test_the_fingerprint_of_a_member_is_the_digest_its_runtime_reports(config: C
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_newer_record_is_refused_and_todays_is_kept(kind: str) -> None:
-    provider = PROVIDERS[kind]
-    assert provider.upgrade({"a": 1}, 1) == {"a": 1}
+    address = Address(kind, "h")
+    kept = Recorded(address, {"a": 1}, 1, "f" * 64, {}, "h", Connection("local"))
+    assert in_todays_form({address: kept}, PROVIDERS) == {address: kept}
     with pytest.raises(StateError) as caught:
-        provider.upgrade({}, 2)
+        in_todays_form({address: replace(kept, record_version=2)}, PROVIDERS)
     assert caught.value.code == "state.too_new"
 
 
