@@ -44,7 +44,8 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def degraded_replicas(snapshot: NodeSnapshot) -> tuple[str, ...]:
-    """One sentence for each replica or deployment that the runtime reports as failed."""
+    """One sentence for each replica or deployment that the runtime reports as failed, and, of the authority that decides, for each worker that
+    never came."""
     found = []
     for deployment in snapshot.deployments:
         failed = [replica for replica in deployment.replicas if replica.state == "failed"]
@@ -53,6 +54,8 @@ def degraded_replicas(snapshot: NodeSnapshot) -> tuple[str, ...]:
             found.append(f"deployment {deployment.deployment}: replica {replica.replica} failed: {cause}")
         if deployment.state == "failed" and not failed:
             found.append(f"deployment {deployment.deployment} failed: {deployment.last_error or 'no cause given'}")
+    absent = () if snapshot.cluster is None else snapshot.cluster.absent
+    found += [f"{name} was never heard in its cluster: sbctl status {name} says how its runtime is" for name in absent]
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from sbctl.base.errors import HostError, RefusedError, SbctlError, UnreachableError
 from sbctl.cli.host_lines import Lines
 from sbctl.config.compiled import CompiledConfig
-from sbctl.node.cluster_status import ClusterStatus
+from sbctl.node.cluster_status import ClusterStatus, StatusNode
 from sbctl.node.messages import Method
 from sbctl.remote.session import HostSession
 from sbctl.remote.transport import no_progress
 
-__all__ = ["Live", "asked_hosts", "live_status"]
+__all__ = ["Live", "asked_hosts", "live_status", "with_unheard"]
 
 _DEADLINE_S: Final = 60.0
 
@@ -82,6 +82,24 @@ def live_status(lines: Lines, hosts: Sequence[str]) -> Live:
         next_step="sbctl status shows what each host says; sbctl doctor says which of them cannot be reached",
         retryable=True,
     )
+
+
+def with_unheard(status: ClusterStatus, members: Mapping[str, Collection[str]]) -> ClusterStatus:
+    """With the hosts of sb.yml that the answering node never heard of, by their roles: a host that never got as far as the store tells nobody of
+    itself. The same while the store is not heard."""
+    known = {node.node_id for node in status.nodes}
+    if status.store.state != "connected" or members.keys() <= known:
+        return status
+    unheard = tuple(
+        StatusNode(
+            node_id=name,
+            unhealthy_reasons=("snapshot_missing",),
+            problem=f"it is in sb.yml, and was not applied yet or does not reach the store: sbctl status {name}, sbctl logs {name}",
+            roles=tuple(sorted(members[name])),
+        )
+        for name in sorted(members.keys() - known)
+    )
+    return status.model_copy(update={"nodes": (*status.nodes, *unheard)})
 
 
 def _ask(session: HostSession) -> Mapping[str, Any]:

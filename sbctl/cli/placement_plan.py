@@ -69,7 +69,27 @@ def with_placement(plan: Plan, config: CompiledConfig | None, snapshots: Mapping
         "changes": [_change(one) for one in moved],
         "deferred_moves": after.deferred_moves,
     }
-    return replace(plan, placement=document, unfit=(*plan.unfit, *_unplaced(demands, after)))
+    notes = (*plan.notes, *_store_notes(config, snapshots))
+    return replace(plan, placement=document, notes=notes, unfit=(*plan.unfit, *_unplaced(demands, after)))
+
+
+def _store_notes(config: CompiledConfig, snapshots: Mapping[str, NodeSnapshot | None]) -> Iterator[str]:
+    """What an apply can do while nodes share nothing."""
+    assert config.cluster is not None
+    told = {name: snapshots.get(name) for name in config.cluster.authorities}
+    deaf = [
+        name
+        for name, one in told.items()
+        if one is not None
+        and one.cluster is not None
+        and one.cluster.bundle is not None
+        and one.cluster.store_reachable is False
+    ]
+    if deaf:
+        yield (
+            f"the store of the cluster is not heard by {', '.join(deaf)}: what runs goes on, and a bundle reaches no node before it is back "
+            "(sbctl cluster status says since when and why)"
+        )
 
 
 def _bundle(plan: Plan, config: CompiledConfig) -> Desired | None:

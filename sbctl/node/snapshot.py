@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sbctl.artifacts.formats.shape import ModelShape
+from sbctl.base.limits import BUNDLE_DEPLOYMENTS_MAX
 
 __all__ = [
     "ArtifactState",
@@ -310,16 +311,18 @@ class ClusterState(_Fact):
     """The cluster as this node knows it. `bundle`: the cluster's, as it is kept here; None before there was one.
 
     `members`: digest of each of its deployments, as the bundle has it. `placement`: the newest plan of the lease-holder that this node
-    verified, a `PlacementDocument`; None when it knows none. `problem`: why it stands alone, in one sentence.
+    verified, a `PlacementDocument`; None when it knows none. `problem`: why it stands alone, in one sentence. `absent`: workers of sb.yml that
+    nothing was ever heard of, as the lease-holder knows them.
     """
 
     cluster_id: str = Field(max_length=128)
     is_authority: bool = False
     bundle: BundleState | None = None
-    members: dict[str, str] = Field(default_factory=dict, max_length=1024)
+    members: dict[str, str] = Field(default_factory=dict, max_length=BUNDLE_DEPLOYMENTS_MAX)
     placement: dict[str, Any] | None = None
     store_reachable: bool | None = None
     problem: str | None = Field(default=None, max_length=512)
+    absent: tuple[str, ...] = Field(default=(), max_length=10_000)
 
 
 class NodeSnapshot(_Fact):

@@ -99,7 +99,7 @@ class ClusterLab:
             roles=roles,
             store=servers,
             peer=PeerPort(port=free_port()) if "worker" in roles else None,
-            expected_nodes=tuple(self.roles),
+            expected_nodes=tuple(name for name, roles in self.roles.items() if "worker" in roles),
             **QUICK,
         )
         paths = prepare_node(

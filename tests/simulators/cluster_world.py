@@ -94,7 +94,7 @@ class SimNode:
             roles=roles,
             labels=dict(kit.claims.labels),
             store=(ClusterStoreServer(node_id="a", address="127.0.0.1", port=1),),
-            expected_nodes=tuple(world.kits),
+            expected_nodes=tuple(name for name, kit in world.kits.items() if "worker" in kit.claims.roles),
         )
         runtime = RuntimeConfig(lineage=LINEAGE, host=self.name, identity=True, cluster=config)
         self.runtime_store = RuntimeStore(paths.database, paths.bundle)

@@ -35,6 +35,7 @@ class SimCluster:
         self.placement: dict[str, Any] | None = None
         self.stuck: list[str] = []
         """Deployments that find no other place when a worker leaves."""
+        self.hears_store = True
 
     def state_of(self, host: SimHost) -> ClusterState | None:
         config = None if host.config is None else host.config.cluster
@@ -50,7 +51,7 @@ class SimCluster:
             if content is not None
             else {},
             placement=self.placement,
-            store_reachable=True,
+            store_reachable=self.hears_store,
         )
 
     def _bundle(self) -> BundleState | None:

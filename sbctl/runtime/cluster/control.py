@@ -41,6 +41,8 @@ __all__ = ["publish", "with_cluster"]
 _BODY_MAX_BYTES: Final = 2 * BUNDLE_MAX_BYTES
 _ACTION_MAX_BYTES: Final = 16 * KIB
 _LOOK_S: Final = 0.25
+_JOIN_S: Final = 30.0
+"""So long a worker that was never heard is waited for when nothing else is left to do."""
 _NEWS_MAX: Final = 64
 _BEGUN: Final = NodeProgress(state="behind")
 
@@ -91,11 +93,17 @@ async def publish(node: ClusterNode, asked: ClusterPublish, progress: Progress) 
     mark = bundle_mark(verified.payload)
     loop = asyncio.get_running_loop()
     end_s = loop.time() + asked.wait_s
+    joined_by_s: float | None = None
     told: dict[str, NodeProgress] = {}
     while True:
         plan = node.feed.plan
-        nodes = progress_of(mark, node.roster.view.rows, plan)
-        done = is_done(mark, nodes, plan)
+        rows = node.roster.view.rows
+        nodes = progress_of(mark, rows, plan, node.config.expected_nodes)
+        done = is_done(mark, nodes, rows, plan)
+        if done and node.facts().absent:
+            # One that an apply just made needs a moment; one that stays away holds up no bundle.
+            joined_by_s = joined_by_s or loop.time() + _JOIN_S
+            done = loop.time() >= joined_by_s
         ready = sum(one.is_done for one in nodes.values())
         for name, one in _news(told, nodes).items():
             progress(ready, len(nodes), one.note(name))

@@ -60,13 +60,12 @@ class ClusterGauges(Collector):
         health = GaugeMetricFamily(
             _PREFIX + "nodes", "Nodes in the directory, by whether they count.", labels=["state"]
         )
-        counts = Counter("excluded" if name in self._excluded else "counted" for name in self._there())
+        facts = self._node.facts()
+        there = [row for row in facts.rows.values() if not row.removed]
+        counts = Counter("excluded" if row.exclusion else "counted" for row in there)
         for state in ("counted", "excluded"):
             health.add_metric([state], counts[state])
         yield health
-
-    def _there(self) -> list[str]:
-        return [name for name, row in self._node.roster.view.rows.items() if not row.removed]
 
     def _store(self) -> Iterator[Metric]:
         node, store = self._node, self._node.store.status()
@@ -110,6 +109,9 @@ class ClusterGauges(Collector):
             _PREFIX + "rollout_timed_out", "1 while a rollout is over its deadline.", labels=["deployment"]
         )
         for name, one in sorted(({} if plan is None else plan.deployments).items()):
+            if not one.desired_replicas:
+                # It left the bundle, or was never in it: a node may make up names of engines that it runs.
+                continue
             unplaced.add_metric([name], one.unplaced_replicas)
             late.add_metric([name], float(one.rollout.timed_out))
         yield from (unplaced, late)

@@ -367,6 +367,7 @@ class ClusterNode:
             problems={**self.desired.problems(), **self.obedience.problems()},
             leads=self.controller is not None and self.controller.is_leading,
             actions=NO_ACTIONS if self.leading is None else self.leading.actions.held,
+            expected=frozenset(self.config.expected_nodes),
         )
 
     def _problem(self) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from sbctl.node.cluster_documents import BundleMark, NodeSnapshotDocument
 from sbctl.node.cluster_messages import NodeProgress
@@ -11,15 +12,24 @@ from sbctl.runtime.cluster.directory import DirectoryRow
 
 __all__ = ["is_done", "progress_of", "unplaced_of"]
 
+_HEARD: Final = ("", "behind_active_generation", "deployment_digest_mismatch")
+"""Of exclusions: the node says how it stands, and that is believed."""
+
 
 def progress_of(
-    mark: BundleMark, rows: Mapping[str, DirectoryRow], plan: PlacementDocument | None
+    mark: BundleMark,
+    rows: Mapping[str, DirectoryRow],
+    plan: PlacementDocument | None,
+    expected: Collection[str] = (),
 ) -> dict[str, NodeProgress]:
-    """Of every worker that is known, and of every node that the plan names."""
+    """Of every worker that is known or `expected`, and of every node that the plan names."""
     current = plan if plan is not None and plan.bundle == mark else None
     placed = _by_node(current)
     names = {name for name, row in rows.items() if row.snapshot is not None and "worker" in row.snapshot.node.roles}
-    return {name: _of_node(rows.get(name), mark, current, placed.get(name, [])) for name in sorted(names | set(placed))}
+    return {
+        name: _of_node(rows.get(name), mark, current, placed.get(name, []))
+        for name in sorted({*names, *placed, *expected})
+    }
 
 
 def unplaced_of(mark: BundleMark, plan: PlacementDocument | None) -> dict[str, int]:
@@ -29,11 +39,19 @@ def unplaced_of(mark: BundleMark, plan: PlacementDocument | None) -> dict[str, i
     return {name: one.unplaced_replicas for name, one in plan.deployments.items() if one.unplaced_replicas}
 
 
-def is_done(mark: BundleMark, nodes: Mapping[str, NodeProgress], plan: PlacementDocument | None) -> bool:
-    """Whether nothing is left to do: all is placed, every rollout has ended, and each node says that it is ready."""
+def is_done(
+    mark: BundleMark,
+    nodes: Mapping[str, NodeProgress],
+    rows: Mapping[str, DirectoryRow],
+    plan: PlacementDocument | None,
+) -> bool:
+    """Whether nothing is left to do: all is placed, every rollout has ended, each node with something to do says that it is ready, and every
+    other worker that is heard has taken the bundle."""
     if plan is None or plan.bundle != mark:
         return False
     if any(one.unplaced_replicas or not _is_settled(one) for one in plan.deployments.values()):
+        return False
+    if any(one.state == "behind" and name in rows and rows[name].exclusion in _HEARD for name, one in nodes.items()):
         return False
     involved = set(_by_node(plan))
     return all(nodes[name].state in ("ready", "idle") for name in involved if name in nodes) and involved <= set(nodes)

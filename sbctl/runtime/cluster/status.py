@@ -21,6 +21,7 @@ from sbctl.trust.bundle import TrustSet, member_digest
 __all__ = ["Facts", "actions_document", "plans_document", "status_document"]
 
 _UNHEALTHY_EXCLUSIONS = frozenset({"snapshot_expired", "snapshot_missing", "reported_unhealthy", "identity_revoked"})
+_NEVER_HEARD = "its runtime has not reached the store: sbctl status says how it is, sbctl logs why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,26 @@ class Facts:
     leads: bool
     actions: OperatorActions = NO_ACTIONS
     """What operators asked; nodes that are no authority do not know it."""
+    expected: frozenset[str] = frozenset()
+    """Workers that sb.yml names; authorities alone know them."""
+
+    @property
+    def rows(self) -> Mapping[str, DirectoryRow]:
+        """The complete roster: also who belongs to the cluster, by sb.yml or by the plan, and was never heard here."""
+        named = self.expected | (frozenset() if self.plan is None else _named_by(self.plan))
+        unheard = {name: DirectoryRow(name, problem=_NEVER_HEARD) for name in named - self.view.rows.keys()}
+        return {**self.view.rows, **unheard}
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Workers of sb.yml that nothing was ever heard of."""
+        rows = self.view.rows
+        return tuple(sorted(name for name in self.expected if name not in rows or rows[name].snapshot is None))
 
 
 def status_document(facts: Facts) -> dict[str, Any]:
     """As JSON."""
-    rows = {name: _node(row, facts) for name, row in sorted(facts.view.rows.items())}
+    rows = {name: _node(row, facts) for name, row in sorted(facts.rows.items())}
     ready = _ready(rows)
     deployments = [_deployment(name, one, ready) for name, one in _placed(facts)]
     unhealthy = [row for row in rows.values() if row["unhealthy"]]
@@ -94,6 +110,7 @@ def plans_document(facts: Facts) -> dict[str, Any]:
         "members": {name: member_digest(one) for name, one in members.items()},
         "placement": None if plan is None else plan.model_dump(mode="json"),
         "store_reachable": facts.store.state == "connected",
+        "absent": list(facts.absent) if facts.leads else [],
     }
 
 
@@ -115,6 +132,15 @@ def actions_document(facts: Facts) -> list[dict[str, Any]]:
 
 def _placed(facts: Facts) -> list[tuple[str, PlacedDeployment]]:
     return [] if facts.plan is None else sorted(facts.plan.deployments.items())
+
+
+def _named_by(plan: PlacementDocument) -> frozenset[str]:
+    """Nodes where something has its place."""
+    return frozenset(
+        replica.node_id
+        for one in plan.deployments.values()
+        for replica in (*one.assignments, *one.retained, *one.draining)
+    )
 
 
 def _bundle(held: KeptBundle | None) -> dict[str, Any] | None:

@@ -262,6 +262,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Line
     return answer
 
 
+ALL = [{**NODE, "node_id": name} for name in ("a", "g", "w1")]
+
+
 def sbctl(*words: str) -> int:
     return int(app(args=["cluster", "status", *words], prog_name="sbctl", standalone_mode=False))
 
@@ -269,7 +272,7 @@ def sbctl(*words: str) -> int:
 def test_the_command_asks_shows_and_ends_as_the_cluster_is(
     asked: Callable[..., Lines], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = asked({"a": told(), "g": told(brake="many are silent")})
+    lines = asked({"a": told(nodes=ALL), "g": told(nodes=ALL, brake="many are silent")})
     assert sbctl() == 0
     assert "Cluster prod" in capsys.readouterr().out
     assert sbctl("--host", "g", "--format", "json") == 8
@@ -277,8 +280,16 @@ def test_the_command_asks_shows_and_ends_as_the_cluster_is(
     assert (body["command"], body["asked"], body["exit_code"]) == ("cluster.status", "g", 8)
     assert body["alerts"][0].startswith("placement holds back: many are silent; ")
     assert lines.asked == ["a", "g"]
-    asked({"a": AWAY, "g": told()})
+    asked({"a": AWAY, "g": told(nodes=ALL)})
     assert sbctl() == 7
+    asked({"a": told()})
+    assert sbctl() == 8
+    shown = capsys.readouterr().out
+    assert "! g is unhealthy (snapshot_missing), never heard: it is in sb.yml, and was not" in shown
+    assert "w1 is" not in shown
+    asked({"a": told(store={"state": "lost", "since": "2026-11-29T12:00:00Z"}), "g": AWAY})
+    assert sbctl() == 8
+    assert "g is unhealthy" not in capsys.readouterr().out, "nobody is heard without the store"
     for words in (("--identities", "--watch"), ("--dir", "x", "--host", "a")):
         with pytest.raises(SbctlError) as caught:
             sbctl(*words)
@@ -291,7 +302,7 @@ def test_watching_goes_on_when_nobody_answers(
     lines = asked({"a": AWAY, "g": AWAY})
     looks = iter([False, True])
     monkeypatch.setattr(cluster_looks, "reader_left", lambda: next(looks))
-    monkeypatch.setattr("sbctl.base.clock.SystemClock.sleep_s", lambda *_: lines.answers.update({"a": told()}))
+    monkeypatch.setattr("sbctl.base.clock.SystemClock.sleep_s", lambda *_: lines.answers.update({"a": told(nodes=ALL)}))
     assert sbctl("--watch", "--format", "json") == 0
     shown = capsys.readouterr()
     assert "no authority and no gateway says how the cluster is" in shown.err

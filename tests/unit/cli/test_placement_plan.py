@@ -124,7 +124,7 @@ def placed_on(world: ProviderWorld, *nodes: str) -> None:
     )
     prior = PlacementPlan(
         {"chat": DeploymentPlacement("chat", demand.digest, 1, chat.replicas, target=places)},
-        settled=frozenset({"gpu-1", "gpu-2", "gpu-3"}),
+        known=frozenset({"gpu-1", "gpu-2", "gpu-3"}),
         high_waters={"chat": 1},
     )
     document = placement_document(
@@ -150,6 +150,16 @@ def test_what_is_placed_stays_and_what_is_taken_out_of_service_by_its_labels_mov
     )
     (moved,) = part(planned(world, labelled)).changes
     assert (moved.from_node, moved.to_node, moved.why) == ("gpu-3", "gpu-1", "required_labels")
+
+
+def test_a_store_that_nobody_hears_is_said_before_anything_is_published(world: ProviderWorld) -> None:
+    world.configure(text())
+    assert planned(world, text()).notes == ()
+    world.apply()
+    assert not any("store of the cluster" in said for said in planned(world, text()).notes)
+    world.fleet.cluster.hears_store = False
+    (said,) = planned(world, text()).notes
+    assert said.startswith("the store of the cluster is not heard by auth: what runs goes on")
 
 
 def test_a_fleet_over_ssh_keeps_what_runs_where_it_runs(world: ProviderWorld) -> None:
