@@ -17,7 +17,8 @@ from nats.errors import Error as NatsError
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import SbctlError
-from sbctl.runtime.cluster.nats_store import NatsStore, StoreTiming
+from sbctl.base.limits import MIB
+from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer, StoreTiming
 from sbctl.runtime.cluster.store import BUNDLE_KEY, CONTROLLER_KEY, PLAN_KEY, Bucket, node_key
 from sbctl.runtime.cluster.subjects import api_subject, inbox_prefix, write_subject
 from sbctl.runtime.nodeops.store_config import Places, render_config
@@ -269,3 +270,46 @@ def _route(cluster: NatsCluster, port: int, node_id: str) -> str:
             while more := secure.recv(65536):
                 said += more
         return said.decode(errors="replace").rpartition("-ERR ")[2].strip()
+
+
+async def test_a_server_that_announces_what_no_message_has_is_left_at_once(tmp_path: Path) -> None:
+    """An authority out of hand: who asks it spends no memory on it, and goes to another one."""
+    identities = ServerIdentities(tmp_path)
+    for name in ("evil", "w1"):
+        identities.give(name)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "evil" / "node.pem", tmp_path / "evil" / "node-key.pem")
+    visits: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent = 0
+        with suppress(OSError):
+            writer.write(b'INFO {"version": "2.15.1", "max_payload": 8388608, "headers": true}\r\n')
+            while b"PING" not in await reader.readline():
+                pass
+            writer.write(b"PONG\r\nHMSG x 1 20 99999999999\r\n")
+            while not writer.is_closing():
+                writer.write(bytes(MIB))
+                await writer.drain()
+                sent += MIB
+        visits.append(sent)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    store = NatsStore(
+        lambda: [StoreServer("evil", "127.0.0.1", port)],
+        lambda: identities.context("w1"),
+        node_id="w1",
+        clock=SYSTEM_CLOCK,
+        timing=StoreTiming(first_pause_s=0.05, longest_pause_s=0.1),
+    )
+    await store.start()
+    try:
+        async with asyncio.timeout(60):
+            while len(visits) < 2:
+                await asyncio.sleep(0.05)
+    finally:
+        await store.close()
+        server.close()
+    assert max(visits[:2]) < 64 * MIB

@@ -1,7 +1,8 @@
 """One connection to one server of the store, as long as it lasts: the questions and answers, in our own errors. The only user of nats-py.
 
 The server is proved by its name in its certificate, TLS 1.3 from the first byte; it may have no version that lacks what the buckets need.
-Nothing is queued for a server that does not read, and a listener that does not keep up is told that it missed something.
+Nothing is queued for a server that does not read, a listener that does not keep up is told that it missed something, and what a server sends
+is bounded (`nats_wire`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError
@@ -25,6 +25,7 @@ from nats.errors import NoRespondersError, SlowConsumerError
 from sbctl.base.errors import RefusedError, SbctlError, UnreachableError
 from sbctl.base.limits import MIB
 from sbctl.node.store_server import LEAST_VERSION, parse_version
+from sbctl.runtime.cluster.nats_wire import BoundedClient, answer_of, heard, nonsense
 from sbctl.runtime.cluster.store import (
     VALUE_MAX_BYTES,
     Bucket,
@@ -89,7 +90,7 @@ class Link:
         self.server = server
         self.lost = asyncio.Event()
         self.why_lost = "the connection was closed"
-        self._client = Client()
+        self._client = BoundedClient()
         self._denied: dict[str, set[asyncio.Future[None]]] = {}
         self._listeners: dict[int, WatchBuffer] = {}
 
@@ -120,6 +121,9 @@ class Link:
             reason = link._client.last_error or error
             await link.close()
             raise _not_connected(server, reason) from None
+        except BaseException:
+            await link.close()
+            raise
         told = str(link._client.connected_server_version)
         version = parse_version(told)
         if version is None or version < LEAST_VERSION:
@@ -163,6 +167,8 @@ class Link:
             if failure.get("err_code") in WRONG_SEQUENCE:
                 raise StoreConflictError(bucket, key)
             fail(failure, f"{bucket}/{key}")
+        if not isinstance(answer.get("seq"), int):
+            raise outcome_unknown(bucket, key)
         return int(answer["seq"])
 
     async def read(self, bucket: Bucket, key: str) -> Found | None:
@@ -178,9 +184,10 @@ class Link:
             message = answer["message"]
             headers = base64.b64decode(message.get("hdrs", ""), validate=True)
             value = base64.b64decode(message.get("data", ""), validate=True)
-            return key, int(message["seq"]), None if b"KV-Operation:" in headers else value
-        except (KeyError, TypeError, ValueError, binascii.Error):
-            raise store_unreachable("its answer makes no sense") from None
+            is_good = b"KV-Operation:" not in headers and len(value) <= VALUE_MAX_BYTES[bucket]
+            return key, int(message["seq"]), value if is_good else None
+        except (KeyError, TypeError, ValueError, OverflowError, binascii.Error):
+            raise nonsense() from None
 
     async def info(self, bucket: Bucket) -> BucketInfo:
         answer = await self._ask(api_subject("info", bucket), b"", timeout_s=_READ_S)
@@ -192,8 +199,8 @@ class Link:
             return BucketInfo(
                 str(answer["created"]), int(state["last_seq"]), int(state["messages"]), dict(answer["config"])
             )
-        except (KeyError, TypeError, ValueError):
-            raise store_unreachable("its answer makes no sense") from None
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise nonsense() from None
 
     async def make(self, what: str, bucket: Bucket, config: Mapping[str, Any]) -> None:
         """`create` or `update` a bucket."""
@@ -229,7 +236,10 @@ class Link:
                 "next_by_subj": write_subject(bucket, below),
             }
             await self._client.publish(api_subject("list", bucket), json.dumps(page).encode(), reply=inbox)
-            position = await self._page(subscription, bucket, found)
+            following = await self._page(subscription, bucket, found)
+            if following is not None and following <= position:
+                raise nonsense()
+            position = following
 
     async def _page(self, subscription: Subscription, bucket: Bucket, found: list[Found]) -> int | None:
         """Where the next page begins; None after the last."""
@@ -238,27 +248,26 @@ class Link:
             message = await subscription.next_msg(timeout=_READ_S)
             headers = message.headers or {}
             if headers.get("Status"):
-                more = headers["Status"] == "204" and int(headers.get("Nats-Num-Pending", "0")) > 0
+                pending = headers.get("Nats-Num-Pending", "")
+                more = headers["Status"] == "204" and pending.isdecimal() and pending.strip("0") != ""
                 if headers["Status"] not in ("204", "404"):
                     raise store_unreachable(f"it refuses to list ({headers['Status'][:8]})")
                 return last + 1 if more and last else None
-            one = _heard(message, f"$KV.{bucket}.")
+            one = heard(message, bucket)
             if one is not None:
+                if one[1] <= last:
+                    raise nonsense()
                 last = one[1]
                 found.append(one)
 
     async def listen(self, bucket: Bucket, prefix: str, buffer: WatchBuffer) -> Callable[[], Any]:
         """Tell `buffer` what is written from now on; → what ends it."""
         subject = changed_subject(bucket, prefix)
-        start = f"$KV.{bucket}."
 
         async def hear(message: Msg) -> None:
-            one = _heard(message, start)
-            if one is None or not key_matches(prefix, one[0]):
-                return
-            if one[2] is not None and len(one[2]) > VALUE_MAX_BYTES[bucket]:
-                return
-            buffer.message(*one)
+            one = heard(message, bucket)
+            if one is not None and key_matches(prefix, one[0]):
+                buffer.message(*one)
 
         try:
             subscription = await self._client.subscribe(
@@ -294,20 +303,14 @@ class Link:
                     "the store lets this node do no such thing: a node writes under its own name only",
                     place=subject[:200],
                 )
-            message = request.result()
-            answer = json.loads(message.data)
+            return answer_of(request.result().data)
         except (NatsError, OSError, TimeoutError) as error:
             raise self._unanswered(error) from None
-        except ValueError:
-            raise store_unreachable("its answer makes no sense") from None
         finally:
             request.cancel()
             waiting.discard(denied)
             if not waiting and self._denied.get(subject.lower()) is waiting:
                 del self._denied[subject.lower()]
-        if not isinstance(answer, dict):
-            raise store_unreachable("its answer makes no sense")
-        return answer
 
     # What the client tells
 
@@ -339,16 +342,6 @@ class Link:
         self.lost.set()
         for buffer in self._listeners.values():
             buffer.missed()
-
-
-def _heard(message: Msg, start: str) -> Found | None:
-    """A stored message; None for anything else."""
-    headers = message.headers or {}
-    subject, sequence = headers.get("Nats-Subject", ""), headers.get("Nats-Sequence", "")
-    if not subject.startswith(start) or not sequence.isdecimal():
-        return None
-    gone = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
-    return subject.removeprefix(start), int(sequence), None if gone else message.data
 
 
 def _not_connected(server: StoreServer, error: BaseException) -> SbctlError:

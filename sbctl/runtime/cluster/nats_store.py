@@ -39,6 +39,7 @@ from sbctl.runtime.cluster.store import (
 )
 from sbctl.runtime.cluster.watching import WatchBuffer
 from sbctl.runtime.log import get_log
+from sbctl.runtime.watching import keep_watching
 
 __all__ = ["NatsStore", "StoreServer", "StoreTiming"]
 
@@ -91,7 +92,8 @@ class NatsStore:
 
     async def start(self) -> None:
         """Connect in the background; returns at once."""
-        self._keeper = asyncio.create_task(self._keep(), name="store")
+        kept = keep_watching("store", self._keep, again_s=self._timing.longest_pause_s)
+        self._keeper = asyncio.create_task(kept, name="store")
 
     async def close(self) -> None:
         """End the connection. Watches end, too."""
@@ -133,8 +135,8 @@ class NatsStore:
         for server in servers:
             try:
                 link = await Link.open(server, self._context(), node_id=self._node_id)
-            except (SbctlError, OSError) as error:
-                problem = error.message if isinstance(error, SbctlError) else str(error)
+            except Exception as error:  # noqa: BLE001 - what one server says wrong keeps nobody from the next
+                problem = error.message if isinstance(error, SbctlError) else str(error) or type(error).__name__
                 continue
             self._tell("connected", server.node_id, None)
             return link
@@ -268,7 +270,9 @@ class NatsStore:
                 failures, is_audit = 0, False
             except SbctlError:
                 failures += 1
-                await asyncio.sleep(self._pause_s(failures))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s(failures)):
+                        await link.lost.wait()
                 continue
             while (told := seen.buffer.take()) is not None:
                 yield told

@@ -103,20 +103,36 @@ class TwinFiles:
     def _begin(self) -> None:
         """At the start, and when a write failed; then what is in memory is not given up for less."""
         found = [_look(path, self._schema) for path in self._paths]
-        sound = [one for one in found if one.connection is not None and one.sequence >= self._sequence]
-        best = max(sound, key=lambda one: one.sequence, default=None)
-        if best is not None and best.connection is not None:
-            self._sequence = best.sequence
-            self._fill(best.connection)
-        elif self._sequence == 0:
+        unread = self._read_best(found)
+        if unread is not None and self._sequence == 0:
             self._fill(None)
-            if not all(one.is_missing for one in found):
+            if unread or not all(one.is_missing for one in found):
                 self.is_too_new = any(one.is_too_new for one in found)
-                self.lost = "; ".join(f"{one.path.name}: {one.problem}" for one in found if one.problem)
+                told = [f"{one.path.name}: {one.problem}" for one in found if one.problem]
+                self.lost = "; ".join([*told, *([unread] if unread else [])])
+                for one in found:
+                    if one.connection is not None:
+                        one.connection.close()
                 return
             self._sequence = 1
         self._take(found)
         self.not_written = "" if self._open else "neither of its files can be written"
+
+    def _read_best(self, found: Sequence[_Found]) -> str | None:
+        """Memory as the file that is ahead has it, or the next one where that cannot be read to its end. Why not, or empty, where none can: memory
+        stays as it was then."""
+        sound = [one for one in found if one.connection is not None and one.sequence >= self._sequence]
+        problem = ""
+        for one in sorted(sound, key=lambda one: one.sequence, reverse=True):
+            assert one.connection is not None
+            try:
+                self._fill(one.connection)
+            except (sqlite3.Error, OSError) as error:
+                problem = f"{one.path.name}: {error}"
+                continue
+            self._sequence = one.sequence
+            return None
+        return problem
 
     def _take(self, found: Sequence[_Found]) -> None:
         """Every file as memory has it, as far as the disk allows."""
@@ -141,13 +157,18 @@ class TwinFiles:
                 )
 
     def _fill(self, source: sqlite3.Connection | None) -> None:
-        """What reads see. It is small: some hundred bytes for each node."""
+        """What reads see. It is small: some hundred bytes for each node. A file that cannot be read to its end leaves it as it was."""
+        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        try:
+            if source is None:
+                _make(memory, self._schema)
+            else:
+                source.backup(memory, pages=_PAGES)
+        except BaseException:
+            memory.close()
+            raise
         self._memory.close()
-        self._memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        if source is None:
-            _make(self._memory, self._schema)
-        else:
-            source.backup(self._memory, pages=_PAGES)
+        self._memory = memory
 
     def _end(self, why: str) -> None:
         for connection in self._open:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,8 +11,11 @@ import pytest
 from nats.errors import ConnectionClosedError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.errors import UnreachableError
 from sbctl.runtime.cluster.nats_link import Link, StoreServer
+from sbctl.runtime.cluster.nats_store import NatsStore, StoreTiming
+from sbctl.runtime.cluster.nats_wire import BoundedClient
 from sbctl.runtime.cluster.store import Bucket, store_unreachable
 from sbctl.runtime.cluster.watching import WatchBuffer
 
@@ -57,3 +62,65 @@ async def test_a_client_that_closed_without_a_word_is_lost_with_the_next_questio
 def test_a_store_that_is_away_is_told_of_once_however_often_it_is_passed_on() -> None:
     first = store_unreachable("a1 at 10.0.0.1:4222: refused")
     assert store_unreachable(first.message).message == first.message
+
+
+class _OpenLink(Link):
+    """A connection that was made, to a server that answers nothing."""
+
+    async def close(self) -> None:
+        self.lost.set()
+
+
+@pytest.mark.parametrize("fault", ["a server", "the identity", "the list of servers"])
+async def test_a_fault_that_nobody_thought_of_costs_one_try_and_not_the_store(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = {fault}
+
+    def fails_once(what: str) -> None:
+        if what in faults:
+            faults.remove(what)
+            raise ValueError("nonsense")
+
+    async def opened(server: StoreServer, *_: object, **__: object) -> Link:
+        fails_once("a server")
+        return _OpenLink(server)
+
+    def servers() -> list[StoreServer]:
+        fails_once("the list of servers")
+        return [StoreServer("a", "127.0.0.1", 1)]
+
+    def context() -> ssl.SSLContext:
+        fails_once("the identity")
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    monkeypatch.setattr(Link, "open", opened)
+    timing = StoreTiming(first_pause_s=0.01, longest_pause_s=0.01)
+    store = NatsStore(servers, context, node_id="a", clock=SYSTEM_CLOCK, timing=timing)
+    await store.start()
+    try:
+        async with asyncio.timeout(60):
+            while store.status().state != "connected":
+                await asyncio.sleep(0.01)
+        assert faults == set()
+    finally:
+        await store.close()
+
+
+async def test_a_try_that_is_given_up_leaves_no_client_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = asyncio.Event()
+
+    async def connect(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async def close(*_: object) -> None:
+        closed.set()
+
+    monkeypatch.setattr(BoundedClient, "connect", connect)
+    monkeypatch.setattr(BoundedClient, "close", close)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trying = asyncio.create_task(Link.open(StoreServer("a", "127.0.0.1", 1), context, node_id="a"))
+    await asyncio.sleep(0)
+    trying.cancel()
+    await asyncio.wait([trying])
+    assert closed.is_set()

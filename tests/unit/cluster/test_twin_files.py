@@ -214,3 +214,49 @@ def test_what_a_full_disk_has_is_read_and_writes_go_on_once_there_is_room(small_
             db.put("mark", [("c", 9, "x" * 5_000)])
     with twin(small_disk) as files:
         assert len(shown(files)) == 3
+
+
+class _Torn(sqlite3.Connection):
+    """Reads well while it is looked at, and no more after."""
+
+    def backup(self, *_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+def torn(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def opening(path: Path) -> sqlite3.Connection:
+        factory = _Torn if path.name in names else sqlite3.Connection
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=factory)
+
+    monkeypatch.setattr("sbctl.runtime.cluster.twin_files.opened", opening)
+
+
+def test_a_file_that_breaks_while_it_is_read_leaves_the_other_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(root)
+    torn(monkeypatch, "one.db")
+    with twin(root) as files:
+        assert (shown(files), files.lost) == (ROWS, "")
+
+
+def test_files_that_both_break_while_they_are_read_are_lost_and_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(root)
+    torn(monkeypatch, "one.db", "two.db")
+    with twin(root) as files:
+        assert "disk I/O error" in files.lost
+        assert shown(files) == [("a", 1, None)]
+        with pytest.raises(SbctlError), files.transaction():
+            pass
+
+
+def test_what_is_in_memory_outlives_files_that_break_later(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(root)
+    with twin(root) as files:
+        files._end("a write failed")
+        torn(monkeypatch, "one.db", "two.db")
+        assert shown(files) == ROWS
+        with suppress(SbctlError), files.transaction() as db:
+            db.put("mark", [("c", 1, None)])
+        assert [row for row in shown(files) if row[0] != "c"] == ROWS
+        assert files.lost == ""
