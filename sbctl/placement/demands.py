@@ -11,7 +11,13 @@ from typing import Final
 from sbctl.engines.memory import Figure, ReplicaLaunch, figure_of, planned_bytes, planned_shares
 from sbctl.placement.model import DeploymentDemand, Way
 from sbctl.trust.bundle import DeploymentMember
-from sbctl.trust.cluster_bundle import ClusterDeployment, VariantOption, generation_digest, replica_digest, replica_of
+from sbctl.trust.cluster_bundle import (
+    ClusterDeployment,
+    VariantOption,
+    generation_digest,
+    replica_digest,
+    replicas_of,
+)
 
 __all__ = ["DEGREES", "demand_of", "demands_of"]
 
@@ -50,7 +56,8 @@ def demand_of(
     drain_timeout_ms: int,
 ) -> DeploymentDemand:
     """Its variants in order of preference, each on as few devices as hold it."""
-    ways = [way for option in deployment.options for way in _ways(deployment, option, safety_margin)]
+    options = zip(deployment.options, replicas_of(deployment), strict=True)
+    ways = [way for option, member in options for way in _ways(deployment, option, member, safety_margin)]
     return DeploymentDemand(
         deployment=name,
         digest=generation_digest(deployment),
@@ -67,8 +74,9 @@ def demand_of(
     )
 
 
-def _ways(deployment: ClusterDeployment, option: VariantOption, safety_margin: float) -> Iterable[Way]:
-    member = replica_of(deployment, option)
+def _ways(
+    deployment: ClusterDeployment, option: VariantOption, member: DeploymentMember, safety_margin: float
+) -> Iterable[Way]:
     policy = member.engine
     on_device = policy.computes_on_devices
     figure = _figure(member, option, on_device=on_device)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sbctl.placement.model import Brake, ClusterView, Loss, PlacementPolicy
 
-__all__ = ["Liveness", "judge"]
+__all__ = ["Liveness", "judge", "silent_since"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def judge(
 ) -> Liveness:
     """`known_workers`: of this view and of the plan before it. `confirmed`: nodes that an operator says are gone."""
     workers = sorted(set(known_workers) - view.removed)
-    since = {name: _silent_since(view, name, now_ms, policy) for name in workers}
+    since = {name: silent_since(view, name, now_ms, policy) for name in workers}
     silent = {name: began for name, began in since.items() if began is not None}
     lost = {name: prior[name] for name in silent if name in prior and prior[name].state == "lost"}
     for name in silent:
@@ -57,7 +57,7 @@ def judge(
     return Liveness(unreachable | lost, brake)
 
 
-def _silent_since(view: ClusterView, name: str, now_ms: int, policy: PlacementPolicy) -> int | None:
+def silent_since(view: ClusterView, name: str, now_ms: int, policy: PlacementPolicy) -> int | None:
     """When it was heard last, or when the watch began, if that is too long ago or was before the watch; None: it is heard of."""
     node = view.nodes.get(name)
     if node is not None and node.heard_at_ms >= view.watching_since_ms:

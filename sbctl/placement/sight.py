@@ -24,7 +24,8 @@ Shown = ReplicaPhase | Literal["absent", "unknown", "gone"]
 """`absent`: the node is heard of and has no such engine. `unknown`: nobody hears the node. `gone`: nobody waits for the node any more."""
 
 _LIVE: Final = frozenset({"preparing", "ready", "draining", "unknown"})
-_COLD: Final = frozenset({"ready", "assigned", "cached", "stopped"})
+_COLD: Final = frozenset({"configured", "ready", "assigned", "cached", "stopped"})
+"""What a deployment that is loaded on demand may be at, to be asked: its node has it, with or without the weights."""
 
 
 class Sight:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sbctl.base.digests import fingerprint
+from sbctl.base.once import once_per_object
 from sbctl.trust.bundle import DeploymentMember
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _POLICY_FIELDS: Final = frozenset(
 _WEIGHT_FIELDS: Final = frozenset({"artifact", "format", "files"})
 
 
+@once_per_object
 def launch_identity(member: DeploymentMember) -> str:
     """Equal for two members exactly when a running engine of the one serves the other.
 
@@ -85,8 +87,9 @@ def staying(before: _Had | None, member: DeploymentMember, assigned: AssignedAs 
     return tuple(found)
 
 
+@once_per_object
 def _of_one(member: DeploymentMember) -> str:
-    return launch_identity(member.model_copy(update={"replicas": 1}))
+    return launch_identity(member if member.replicas == 1 else member.model_copy(update={"replicas": 1}))
 
 
 def _lies_on(replica: Replica, devices: tuple[str, ...]) -> bool:

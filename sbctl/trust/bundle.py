@@ -23,6 +23,7 @@ from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.digests import fingerprint
 from sbctl.base.ids import ID_RE
 from sbctl.base.limits import JSON_INT_MAX
+from sbctl.base.once import once_per_object
 
 __all__ = [
     "BUNDLE_PAYLOAD_TYPE",
@@ -227,6 +228,7 @@ def content_digest(content: BundleContent) -> str:
     return fingerprint(content.model_dump(mode="json"))
 
 
+@once_per_object
 def member_digest(member: DeploymentMember | OriginMember) -> str:
     """64 hex characters; equal exactly when the member asks for the same."""
     return fingerprint(member.model_dump(mode="json"))

@@ -23,6 +23,7 @@ from sbctl.base.digests import fingerprint
 from sbctl.base.errors import RefusedError
 from sbctl.base.field_types import Id, LabelKey, LabelValue, SpreadKey
 from sbctl.base.limits import BUNDLE_DEPLOYMENTS_MAX, BUNDLE_MAX_BYTES, JSON_INT_MAX
+from sbctl.base.once import once_per_object
 from sbctl.node.cluster_documents import AssignedDeployment, AssignmentDocument, BundleMark
 from sbctl.trust.bundle import BundleContent, BundlePayload, DeploymentMember, EnginePolicy, TrustSet, member_digest
 from sbctl.trust.envelope import open_envelope
@@ -42,6 +43,7 @@ __all__ = [
     "projected",
     "replica_digest",
     "replica_of",
+    "replicas_of",
     "verify_cluster_bundle",
 ]
 
@@ -169,14 +171,25 @@ def replica_of(deployment: ClusterDeployment, option: VariantOption) -> Deployme
     return DeploymentMember(**{**kept, **chosen, "replicas": 1})
 
 
+@once_per_object
+def replicas_of(deployment: ClusterDeployment) -> tuple[DeploymentMember, ...]:
+    """`replica_of` each of its options, in order; always the same objects."""
+    return tuple(replica_of(deployment, option) for option in deployment.options)
+
+
 def replica_digest(member: DeploymentMember) -> str:
     """64 hex characters: what each replica is, however many of them a node runs. Assignments, placements and snapshots name members by it."""
-    return member_digest(member.model_copy(update={"replicas": 1}))
+    return member_digest(_with_replicas(member, 1))
 
 
 def generation_digest(deployment: ClusterDeployment) -> str:
     """64 hex characters of all that a generation depends on: how a replica may run. How many there are and where is not part of it."""
-    return fingerprint([replica_digest(replica_of(deployment, option)) for option in deployment.options])
+    return fingerprint([replica_digest(member) for member in replicas_of(deployment)])
+
+
+def _with_replicas(member: DeploymentMember, count: int) -> DeploymentMember:
+    """The same object where it has so many."""
+    return member if member.replicas == count else member.model_copy(update={"replicas": count})
 
 
 def projected(deployment_id: str, deployment: ClusterDeployment, assigned: AssignedDeployment) -> DeploymentMember:
@@ -184,9 +197,8 @@ def projected(deployment_id: str, deployment: ClusterDeployment, assigned: Assig
 
     Raises RefusedError `assignment.unknown_variant`; `assignment.wrong_member` when the signer of the assignment computed another one.
     """
-    for option in deployment.options:
-        if (option.variant, option.artifact.artifact) == (assigned.variant, assigned.artifact_digest):
-            member = replica_of(deployment, option)
+    for member in replicas_of(deployment):
+        if (member.variant, member.artifact.artifact) == (assigned.variant, assigned.artifact_digest):
             break
     else:
         raise RefusedError(
@@ -200,7 +212,7 @@ def projected(deployment_id: str, deployment: ClusterDeployment, assigned: Assig
             f"{deployment_id} is assigned as another member than the bundle gives here",
             next_step="the lease-holder and this node read one bundle differently: bring all to one version (sbctl apply)",
         )
-    return member.model_copy(update={"replicas": max(1, len(assigned.replicas))})
+    return _with_replicas(member, max(1, len(assigned.replicas)))
 
 
 def node_content(
@@ -256,7 +268,7 @@ def _member(
     replicas = max(1, sum(len(part.replicas) for part in parts))
     known = held.get(assigned.member_digest)
     if known is not None:
-        return known.model_copy(update={"replicas": replicas})
+        return _with_replicas(known, replicas)
     if assigned.phase == "retain":
         return None
     if deployment is None:
@@ -265,4 +277,4 @@ def _member(
             f"{name} is assigned, and the bundle has no deployment of this name",
             next_step="the lease-holder places the bundle of today by itself",
         )
-    return projected(name, deployment, assigned).model_copy(update={"replicas": replicas})
+    return _with_replicas(projected(name, deployment, assigned), replicas)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sbctl.placement.occasion import occasion_of
+from sbctl.placement.reconcile import reconcile
 from tests.simulators.placement_world import PlacementWorld, cpu_node, demand_of
 
 NODES = [
@@ -130,3 +132,38 @@ def test_a_fleet_becomes_a_cluster_without_an_outage(
     assert plan.deployments["a"].rollout.phase == "stable"
     assert len(world.live("a")) == world.serving("a") == replicas
     assert world.starts == max(0, replicas - same), "what is the same is taken over as it runs"
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps=st.lists(
+        st.one_of(
+            _EVENTS,
+            _LINK,
+            st.tuples(st.just("controller"), st.booleans()),
+            st.tuples(st.just("later"), st.sampled_from((1, 29, 31, 61, 119, 601)), st.booleans()),
+        ),
+        max_size=40,
+    ),
+    rollout=st.sampled_from(("rolling", "recreate")),
+)
+def test_an_occasion_that_is_no_other_makes_no_other_plan(steps: list[tuple], rollout: str) -> None:
+    """So a controller that has seen one leave its plan as it was need not evaluate at the next."""
+    world, versions = _world(rollout, 2, 4, 3), [1]
+    rests: object = None
+    for step in steps:
+        if step[0] == "later":
+            world.now_ms += step[1] * 1000
+            if step[2]:
+                world.publish()
+        else:
+            _step(world, step, rollout, 3, versions)
+        said = {name: replace(node, heard_at_ms=0) for name, node in world.view.nodes.items()}
+        occasion = occasion_of(world.view, said, world.plan, policy=world.policy, now_ms=world.now_ms)
+        basis = occasion, dict(world.demands), world.plan
+        mark = (world.mark[0], world.mark[1] + 1)
+        after = reconcile(
+            world.view, world.demands.values(), world.plan, now_ms=world.now_ms, mark=mark, policy=world.policy
+        )
+        assert rests != basis or after == world.plan, step
+        rests = basis if after == world.plan else None

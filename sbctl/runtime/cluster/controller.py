@@ -1,6 +1,7 @@
 """The lease-holder's work: one plan after another, signed assignments for each node, and the plan itself for whoever comes after.
 
-when        directory, bundle or time ask for it; never more often than five times what an evaluation takes
+when        directory, bundle, operators or time ask for it: where nothing that a plan depends on changed, nothing is evaluated; never more
+            often than five times what an evaluation takes
 from        the plan before: of this holder, else the newest of store and disk; without any, what nodes show
 asked       operators' actions count as long as they are in force; a loss that was confirmed is over once its node is heard again
 order       the plan is on this disk, then in the store, before any assignment that follows from it
@@ -13,29 +14,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from sbctl.base.clock import Clock
 from sbctl.base.digests import sha256_bytes
 from sbctl.base.errors import SbctlError
-from sbctl.node.cluster_documents import AssignmentDocument, BundleMark
+from sbctl.node.cluster_documents import BundleMark
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.node.records import EventKind
-from sbctl.placement.assignments import assignments
-from sbctl.placement.demands import demands_of
-from sbctl.placement.documents import LEAVES, Head, assignment_document, node_of, plan_document, plan_of
-from sbctl.placement.model import ClusterView, DeploymentDemand, Node, PlacementPlan, PlacementPolicy
+from sbctl.placement.assignments import Assignment, assignments
+from sbctl.placement.documents import Head, assignment_document, plan_document, plan_of
+from sbctl.placement.model import NO_DIGEST, ClusterView, DeploymentDemand, PlacementPlan
+from sbctl.placement.occasion import Occasion, occasion_of
 from sbctl.placement.operator_actions import OperatorActions
 from sbctl.placement.reconcile import reconcile
 from sbctl.runtime.cluster.actions import ClusterActions
 from sbctl.runtime.cluster.desired import Desired
-from sbctl.runtime.cluster.directory import DirectoryRow
-from sbctl.runtime.cluster.fences import ClusterFences
+from sbctl.runtime.cluster.fences import ClusterFences, KeptBundle
 from sbctl.runtime.cluster.happenings import happened
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.cluster.kept_documents import payload_of
 from sbctl.runtime.cluster.lease import ClusterLease
+from sbctl.runtime.cluster.placement_inputs import Figures, PlacementInputs
 from sbctl.runtime.cluster.plan_feed import PlanFeed
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.store import (
@@ -53,40 +54,40 @@ from sbctl.runtime.log import get_log
 from sbctl.trust.cluster_fences import LeaseFence
 from sbctl.trust.peer_kinds import ASSIGNMENT, PLACEMENT, moment_of
 
-__all__ = ["Controller", "Figures"]
+__all__ = ["Controller"]
 
 _DEBOUNCE_S: Final = 0.2
 _LOOK_S: Final = 2.0
 _SPACING: Final = 5.0
 _PARALLEL: Final = 32
 _CONFLICTS_MAX: Final = 4
+_WHEN: Final = {"counter": 0, "issued_at_unix_ms": 0, "directory_digest": NO_DIGEST}
+"""Fields of a plan that say when it was made, not what it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What placement reckons with beside bundle and directory."""
+class _Basis:
+    """What one evaluation is made from, beside the plan before it."""
 
-    policy: PlacementPolicy
-    safety_margin: float
-    handoff_timeout_ms: int
-    drain_timeout_ms: int
-    first_wait_ms: int
-    """So long a first plan waits for nodes that nobody named."""
-    expected: frozenset[str] = frozenset()
+    occasion: Occasion
+    demands: tuple[DeploymentDemand, ...]
+    actions: OperatorActions
 
 
 @dataclass(slots=True)
 class _Reign:
     """What one holder knows while it holds one epoch. `written`: by node, what its newest assignment says; `workers`: that were ever placed on
-    or heard; `gone`: that are out of the cluster."""
+    or heard; `gone`: that are out of the cluster; `rests_on`: from which the last evaluation made the plan that was there, and all of it is
+    written."""
 
     epoch: int
     plan: PlacementPlan
     workers: set[str]
     gone: frozenset[str] = frozenset()
     counter: int = 0
-    written: dict[str, tuple[BundleMark, object]] = field(default_factory=dict)
-    plan_written: object = None
+    written: dict[str, tuple[BundleMark, tuple[Assignment, ...]]] = field(default_factory=dict)
+    plan_written: PlacementDocument | None = None
+    rests_on: _Basis | None = None
 
 
 class Controller:
@@ -112,6 +113,7 @@ class Controller:
         self._node_id = node_id
         self._boot_epoch = boot_epoch
         self._figures = figures
+        self._inputs = PlacementInputs(figures)
         self._lease = lease
         self._roster = roster
         self._desired = desired
@@ -168,7 +170,7 @@ class Controller:
             self._reign = _Reign(epoch, prior, _workers_of(prior) | self._actions.held.evacuated)
             self._events.tell(EventKind.CLUSTER_LEASE_TAKEN, f"{self._node_id} places from now on, with epoch {epoch}")
         reign = self._reign
-        view = self._view(since_ms)
+        view = self._inputs.view(self._roster.view, since_ms=since_ms, evacuated=self._actions.held.evacuated)
         await self._end_losses(view)
         if (
             not reign.plan.known
@@ -176,54 +178,36 @@ class Controller:
             and self._now_ms() - since_ms < self._figures.first_wait_ms
         ):
             return
+        basis = await asyncio.to_thread(self._basis, view, reign, held)
+        if basis == reign.rests_on:
+            return
         reign.counter += 1
-        plan = await asyncio.to_thread(self._evaluate, view, reign, self._actions.held)
+        plan = await asyncio.to_thread(self._evaluate, view, reign, basis)
         if self._lease.epoch != epoch:
             return
         self._tell(reign, view, plan)
-        reign.plan = plan
-        await self._write(reign, view, plan)
+        is_as_before, reign.plan, reign.rests_on = plan == reign.plan, plan, None
+        is_written = await self._write(reign, view, plan, basis)
+        if is_as_before and is_written:
+            reign.rests_on = basis
 
-    def _view(self, since_ms: int) -> ClusterView:
-        rows = self._roster.view.rows
-        evacuated = self._actions.held.evacuated
-        nodes = {
-            name: _asked(node_of(row.snapshot, heard_at_ms=row.heard_at_ms, exclusion=row.exclusion), evacuated)
-            for name, row in rows.items()
-            if row.snapshot is not None and row.heard_at_ms
-        }
-        removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked" or _has_left(row))
-        return ClusterView(
-            nodes,
-            watching_since_ms=since_ms,
-            removed=removed,
-            expected=self._figures.expected,
-            stale_since_ms=self._roster.view.stale_since_ms,
-        )
+    def _basis(self, view: ClusterView, reign: _Reign, held: KeptBundle) -> _Basis:
+        occasion = occasion_of(view, self._inputs.said, reign.plan, policy=self._figures.policy, now_ms=self._now_ms())
+        return _Basis(occasion, self._inputs.demands(held), self._actions.held)
 
     def _knows_all(self, view: ClusterView) -> bool:
         return bool(view.expected) and view.expected <= view.nodes.keys() | view.removed
 
-    def _demands(self) -> tuple[DeploymentDemand, ...]:
-        held, figures = self._desired.held, self._figures
-        assert held is not None
-        return demands_of(
-            held.payload.content.deployments,
-            safety_margin=figures.safety_margin,
-            handoff_timeout_ms=figures.handoff_timeout_ms,
-            drain_timeout_ms=figures.drain_timeout_ms,
-        )
-
-    def _evaluate(self, view: ClusterView, reign: _Reign, actions: OperatorActions) -> PlacementPlan:
+    def _evaluate(self, view: ClusterView, reign: _Reign, basis: _Basis) -> PlacementPlan:
         return reconcile(
             view,
-            self._demands(),
+            basis.demands,
             reign.plan,
             now_ms=self._now_ms(),
             mark=(reign.epoch, reign.counter),
             policy=self._figures.policy,
-            confirmed_losses=actions.confirmed,
-            tried_again=actions.tried_again,
+            confirmed_losses=basis.actions.confirmed,
+            tried_again=basis.actions.tried_again,
         )
 
     # What operators asked, and what they are told
@@ -261,27 +245,25 @@ class Controller:
 
     # Writing
 
-    async def _write(self, reign: _Reign, view: ClusterView, plan: PlacementPlan) -> None:
+    async def _write(self, reign: _Reign, view: ClusterView, plan: PlacementPlan, basis: _Basis) -> bool:
+        """What is another than what was written last. False: the store lost some of it meanwhile."""
         head = self._head(reign)
-        spread = {demand.deployment: demand.spread_by for demand in self._demands()}
+        spread = {demand.deployment: demand.spread_by for demand in basis.demands}
         document = plan_document(plan, view, head, directory_digest=self._roster.view.digest, spread_by=spread)
         told = assignments(plan, view)
-        fresh = {
-            name: made
-            for name, made in ((name, assignment_document(name, parts, head)) for name, parts in told.items())
-            if reign.written.get(name) != (made.bundle, made.deployments)
-        }
-        content = document.model_dump(exclude={"counter", "issued_at_unix_ms", "directory_digest"})
+        fresh = {name: parts for name, parts in told.items() if reign.written.get(name) != (head["bundle"], parts)}
+        content = document.model_copy(update=_WHEN)
         if content != reign.plan_written or fresh:
             await self._keep(document, reign)
             reign.plan_written = content
         gate = asyncio.Semaphore(_PARALLEL)
         results = await asyncio.gather(
-            *(self._assign(gate, reign, name, made) for name, made in fresh.items()), return_exceptions=True
+            *(self._assign(gate, reign, name, parts, head) for name, parts in fresh.items()), return_exceptions=True
         )
         failed = [result for result in results if isinstance(result, BaseException)]
         if failed:
             raise failed[0]
+        return reign.plan_written == content and told.keys() <= reign.written.keys()
 
     def _head(self, reign: _Reign) -> Head:
         mark = self._desired.mark
@@ -309,11 +291,13 @@ class Controller:
         self._feed.take(document)
         await self._put(PLAN_KEY, text, reign)
 
-    async def _assign(self, gate: asyncio.Semaphore, reign: _Reign, name: str, document: AssignmentDocument) -> None:
+    async def _assign(
+        self, gate: asyncio.Semaphore, reign: _Reign, name: str, parts: tuple[Assignment, ...], head: Head
+    ) -> None:
         async with gate:
-            text = self._trust.required_signer().sign(ASSIGNMENT, document)
+            text = self._trust.required_signer().sign(ASSIGNMENT, assignment_document(name, parts, head))
             await self._put(node_token(name), text, reign)
-            reign.written[name] = (document.bundle, document.deployments)
+            reign.written[name] = (head["bundle"], parts)
 
     async def _put(self, key: str, text: str, reign: _Reign) -> None:
         """Over whatever is there, while the lease is held. Raises SbctlError `lease.lost`, and as the store."""
@@ -337,27 +321,13 @@ class Controller:
                 continue
             for name in [each for each in reign.written if lost(node_token(each))]:
                 del reign.written[name]
+                reign.rests_on = None
             if lost(PLAN_KEY):
-                reign.plan_written = None
+                reign.plan_written = reign.rests_on = None
             self.poke()
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
-
-
-def _asked(node: Node, evacuated: frozenset[str]) -> Node:
-    return replace(node, drain="evacuate") if node.node_id in evacuated else node
-
-
-def _has_left(row: DirectoryRow) -> bool:
-    """Whether the node itself said that it leaves the cluster, ran nothing any more, and has not been heard since."""
-    snapshot = row.snapshot
-    return (
-        snapshot is not None
-        and LEAVES in snapshot.health.reason_codes
-        and not snapshot.replicas
-        and (row.removed or row.exclusion == "snapshot_expired")
-    )
 
 
 def _workers_of(plan: PlacementPlan) -> set[str]:

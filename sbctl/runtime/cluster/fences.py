@@ -70,6 +70,14 @@ class KeptBundle:
     envelope: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """`text`: the member as it is kept."""
+
+    member: DeploymentMember
+    text: str
+
+
 class ClusterFences:
     """One process opens it (the serve lock). Methods block for some milliseconds and may be called from any thread."""
 
@@ -91,6 +99,10 @@ class ClusterFences:
             str(row[0]): PeerMark(HighWater(row[1], row[2], row[3]), row[4], row[5])
             for row in self._files.rows("SELECT * FROM peer")
         }
+        self._members: dict[str, _Remembered] | None = None
+        """None: not read yet."""
+        self._newest: frozenset[str] | None = None
+        """Those that were remembered last, by this process."""
 
     @property
     def problem(self) -> SbctlError | None:
@@ -220,24 +232,43 @@ class ClusterFences:
         return None if row is None else parse_trust(str(row[0]).encode())
 
     def remember(self, members: Mapping[str, DeploymentMember]) -> None:
-        """Members that begin to run here, by `replica_digest`. The newest 1,024 are kept. Raises SbctlError `cluster.state_not_written`."""
+        """Members that run here from now on, by `replica_digest`. 1,024 are kept: those that were here last. Raises SbctlError
+        `cluster.state_not_written`."""
+        known = self._known_members()
+        if frozenset(members) == self._newest:
+            return
+        texts = {
+            digest: known[digest].text if digest in known else member.model_dump_json()
+            for digest, member in members.items()
+        }
         with self._transaction() as db:
             newest = int(db.rows("SELECT coalesce(max(used), 0) FROM member")[0][0]) + 1
-            db.put("member", [(digest, member.model_dump_json(), newest) for digest, member in members.items()])
+            db.put("member", [(digest, text, newest) for digest, text in texts.items()])
             db.execute(
                 "DELETE FROM member WHERE digest NOT IN (SELECT digest FROM member ORDER BY used DESC, digest LIMIT ?)",
                 (_MEMBERS_KEPT,),
             )
+            kept = {str(row[0]) for row in db.rows("SELECT digest FROM member")}
+        fresh = {
+            digest: _Remembered(member, texts[digest]) for digest, member in members.items() if digest not in known
+        }
+        self._members = {digest: one for digest, one in {**known, **fresh}.items() if digest in kept}
+        self._newest = frozenset(members)
 
     def remembered(self) -> Mapping[str, DeploymentMember]:
-        """As `node_content` takes them. One that this version cannot read is left out: nothing can be started from it."""
-        found: dict[str, DeploymentMember] = {}
-        for digest, document in self._files.rows("SELECT digest, document FROM member"):
-            with contextlib.suppress(ValidationError):
-                member = DeploymentMember.model_validate_json(document)
-                if replica_digest(member) == digest:
-                    found[str(digest)] = member
-        return found
+        """As `node_content` takes them, the same objects every time. One that this version cannot read is left out: nothing can be started
+        from it."""
+        return {digest: one.member for digest, one in self._known_members().items()}
+
+    def _known_members(self) -> dict[str, _Remembered]:
+        if self._members is None:
+            self._members = {}
+            for digest, document in self._files.rows("SELECT digest, document FROM member"):
+                with contextlib.suppress(ValidationError):
+                    member = DeploymentMember.model_validate_json(document)
+                    if replica_digest(member) == digest:
+                        self._members[str(digest)] = _Remembered(member, str(document))
+        return self._members
 
     @property
     def lease_epoch_seen(self) -> int:

@@ -10,12 +10,13 @@ from sbctl.base.clock import Clock
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.placement.model import PlacementPolicy
 from sbctl.runtime.cluster.actions import ActionsMemory, ClusterActions
-from sbctl.runtime.cluster.controller import Controller, Figures
+from sbctl.runtime.cluster.controller import Controller
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.cluster.lease import ClusterLease
 from sbctl.runtime.cluster.lease_words import SignedLease
+from sbctl.runtime.cluster.placement_inputs import Figures
 from sbctl.runtime.cluster.plan_feed import PlanFeed
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.store import ClusterStore

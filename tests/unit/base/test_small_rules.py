@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ from sbctl.base.errors import (
 )
 from sbctl.base.flock import FileLock, held
 from sbctl.base.ids import Address, is_digest, is_id
+from sbctl.base.once import once_per_object
 from sbctl.base.secret import Secret, keyed_fingerprint, redact
 
 
@@ -125,6 +127,54 @@ def test_fingerprints_ignore_key_order_only() -> None:
     assert fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": True})
     assert canonical_json({"b": 1, "a": "é"}) == '{"a":"é","b":1}'.encode()
+
+
+_PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+
+
+@given(st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20))
+@example({"\U0001f600": 1, "\ufb33": 2, "a": '\x00\x1f\x7f"\\/\u2028', "b": [True, None, 0, -1]})
+@example({"tuple": ({"x": ()},), "1": {}, "": [[]]})
+def test_canonical_json_is_that_of_the_standard_whichever_way_it_is_made(value: object) -> None:
+    assert canonical_json(value) == rfc8785.dumps(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value", [2**53, [-(2**53)], {"a": float("nan")}, {1: "a"}, {"a": {None: 1}}, "\ud800", {"a": object()}]
+)
+def test_what_has_no_canonical_json_is_refused(value: object) -> None:
+    with pytest.raises((rfc8785.CanonicalizationError, UnicodeEncodeError)):
+        canonical_json(value)
+
+
+class _Thing:
+    """Equal to all others, and without a hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def test_what_is_computed_of_an_object_is_computed_once_and_forgotten_with_it() -> None:
+    asked: list[int] = []
+
+    @once_per_object
+    def number(of: _Thing) -> int:
+        asked.append(id(of))
+        return len(asked)
+
+    first, second = _Thing(), _Thing()
+    assert [number(first), number(second), number(first), number(second)] == [1, 2, 1, 2]
+    for _ in range(50):
+        assert number(_Thing()) == len(asked), "another object in the same place is another one"
+    assert number(first) == 1
 
 
 def test_file_and_bytes_have_one_digest(tmp_path: Path) -> None:

@@ -188,13 +188,14 @@ def test_only_what_changed_gets_a_new_generation() -> None:
     assert {name: one.generation for name, one in plan.deployments.items()} == {"a": 1, "b": 2}
 
 
-def test_a_cold_deployment_is_ready_without_an_engine() -> None:
+@pytest.mark.parametrize("state", ["configured", "cached"])
+def test_a_cold_deployment_is_ready_without_an_engine_and_without_weights(state: str) -> None:
     world = PlacementWorld([cpu_node("n0")])
     world.want(demand_of("a", 1, warm=False))
     world.evaluate()
     world.work("n0", engines=False)
     engine = next(iter(world.workers["n0"].engines.values()))
-    engine.state = "cached"  # type: ignore[assignment]
+    engine.state = state  # type: ignore[assignment]
     assert world.evaluate().deployments["a"].rollout.phase == "stable"
 
 
