@@ -80,6 +80,8 @@ class Drain:
     def begin(self, by: DrainedBy) -> None:
         """From now on nothing new; again is the same."""
         if by == "leave":
+            if self.leaves:
+                return
             self.leaves = True
             self._events.tell(
                 EventKind.HOST_DRAINED,

@@ -21,6 +21,7 @@ from sbctl.base.digests import fingerprint, sha256_bytes
 from sbctl.base.errors import SbctlError
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S
 from sbctl.node.cluster_documents import BundleMark, NodeSnapshotDocument
+from sbctl.placement.documents import LEAVES
 from sbctl.runtime.cluster.clocks import Clocks
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
@@ -37,10 +38,13 @@ __all__ = [
     "DirectoryView",
     "Exclusion",
     "clock_words",
+    "has_left",
     "origin_of",
 ]
 
 MEMBERS_MAX: Final = 1024
+_LEFT_MAX: Final = 4096
+"""Rows of nodes that are out of the cluster; the oldest go first."""
 BEHIND_GRACE_S: Final = 30.0
 """So long a node may stand at an older bundle before it gets nothing new."""
 _TOLD_EVERY_S: Final = 10.0
@@ -101,7 +105,7 @@ class DirectoryRow:
     exclusion: Exclusion = "snapshot_missing"
     problem: str = ""
     removed: bool = False
-    """It is gone from the store; the row stays to tell of it."""
+    """It is gone from the store; the row stays to tell of it, as long as this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,20 +222,21 @@ class Directory:
         self._collected_s = self.clock.monotonic_s()
 
     def remove(self, node_id: str) -> None:
-        """Its place in the store is empty now."""
-        known = self._known.get(node_id)
-        if known is not None:
-            known.row = replace(known.row, removed=True)
-
-    def forget(self, node_id: str) -> None:
-        """No row any more; its mark stays."""
-        self._known.pop(node_id, None)
+        """Its place in the store is empty now. Its row stays, and takes no place of a member."""
+        known = self._known.pop(node_id, None)
+        if known is None:
+            return
+        known.row = replace(known.row, removed=True)
+        self._known[node_id] = known
         self._clocks.forget(node_id)
+        left = [name for name, one in self._known.items() if one.row.removed]
+        for oldest in left[: max(0, len(left) - _LEFT_MAX)]:
+            del self._known[oldest]
 
     def _entry(self, node_id: str) -> _Known | None:
         known = self._known.get(node_id)
         if known is None:
-            if len(self._known) >= MEMBERS_MAX:
+            if sum(not one.row.removed for one in self._known.values()) >= MEMBERS_MAX:
                 get_log("cluster").error("more nodes than a cluster may have", node=node_id, most=MEMBERS_MAX)
                 return None
             known = self._known[node_id] = _Known(DirectoryRow(node_id))
@@ -320,6 +325,17 @@ class Directory:
         if known.behind_since_s is None:
             known.behind_since_s = at_s
         return "behind_active_generation" if at_s - known.behind_since_s > BEHIND_GRACE_S else ""
+
+
+def has_left(row: DirectoryRow) -> bool:
+    """Whether the node itself said that it leaves the cluster, ran nothing any more, and has not been heard since."""
+    snapshot = row.snapshot
+    return (
+        snapshot is not None
+        and LEAVES in snapshot.health.reason_codes
+        and not snapshot.replicas
+        and (row.removed or row.exclusion == "snapshot_expired")
+    )
 
 
 def origin_of(clock: Clock) -> float:

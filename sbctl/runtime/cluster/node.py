@@ -47,7 +47,7 @@ from sbctl.runtime.cluster.report import Reporter, watch_replicas
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.status import Facts
-from sbctl.runtime.cluster.store import ClusterStore
+from sbctl.runtime.cluster.store import Bucket, ClusterStore, node_key
 from sbctl.runtime.cluster.store_tls import store_context
 from sbctl.runtime.cluster.store_watch import watch_store
 from sbctl.runtime.drain import Drain
@@ -337,9 +337,12 @@ class ClusterNode:
         if self._peers is not None:
             self._peers.stop_admitting()
             self._listener = None
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, SbctlError):
             async with asyncio.timeout(_LEAVE_S):
-                await self.publisher.publish()
+                is_told = await self.publisher.publish()
+                if is_told and self.host.drain.leaves:
+                    # Out of the cluster for good: a tombstone, and no node that fell silent.
+                    await self.store.delete(Bucket.NODES, node_key(self.config.node_id))
 
     async def close(self) -> None:
         if self._client is not None:

@@ -12,7 +12,7 @@ from sbctl.node.cluster_documents import NodeSnapshotDocument
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument
 from sbctl.node.snapshot import BundleState
 from sbctl.placement.operator_actions import NO_ACTIONS, OperatorActions
-from sbctl.runtime.cluster.directory import DirectoryRow, DirectoryView
+from sbctl.runtime.cluster.directory import DirectoryRow, DirectoryView, has_left
 from sbctl.runtime.cluster.fences import KeptBundle
 from sbctl.runtime.cluster.publication import key_id
 from sbctl.runtime.cluster.store import StoreStatus
@@ -64,7 +64,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
     rows = {name: _node(row, facts) for name, row in sorted(facts.rows.items())}
     ready = _ready(rows)
     deployments = [_deployment(name, one, ready) for name, one in _placed(facts)]
-    unhealthy = [row for row in rows.values() if row["unhealthy"]]
+    unhealthy = [row for row in rows.values() if row["unhealthy"] and not row["removed"]]
     view = facts.view
     return {
         "schema_version": 1,
@@ -76,7 +76,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
         "directory_collected_at_unix_ms": view.collected_at_ms,
         "directory_age_ms": max(0, facts.now_ms - view.collected_at_ms) if view.collected_at_ms else None,
         "directory_stale_since_unix_ms": view.stale_since_ms,
-        "summary": _summary(rows, deployments),
+        "summary": _summary({name: row for name, row in rows.items() if not row["removed"]}, deployments),
         "deployment_authority": _authority(facts),
         "deployments": deployments,
         "nodes": list(rows.values()),
@@ -226,9 +226,35 @@ def _node(row: DirectoryRow, facts: Facts) -> dict[str, Any]:
         "problem": row.problem or None,
         "snapshot_age_ms": age,
         "model_eligible": snapshot is not None and not row.exclusion and "worker" in snapshot.node.roles,
-        "removed": row.removed,
+        "removed": _is_out(row, facts),
         "evacuating": row.node_id in facts.actions.evacuated,
-        **({} if snapshot is None else _told(snapshot)),
+        **(_untold(row, facts) if snapshot is None else _told(snapshot)),
+    }
+
+
+def _is_out(row: DirectoryRow, facts: Facts) -> bool:
+    """It said farewell, its place in the store is empty, or an authority that knows all workers of sb.yml does not miss one that was revoked."""
+    is_given_up = row.exclusion == "identity_revoked" and facts.is_authority and row.node_id not in facts.expected
+    return row.removed or has_left(row) or is_given_up
+
+
+def _untold(row: DirectoryRow, facts: Facts) -> dict[str, Any]:
+    """The same fields as `_told`, of a node that said nothing yet."""
+    fields = ("address", "model_endpoint", "identity_epoch", "incarnation", "snapshot_generation")
+    counts = ("engine_count", "device_count", "ready_artifact_count")
+    return {
+        **dict.fromkeys(fields),
+        **dict.fromkeys(counts, 0),
+        "roles": ["worker"] if row.node_id in facts.expected else [],
+        "labels": {},
+        "observed_schema_version": None,
+        "normalized_schema_version": None,
+        "reported_health": None,
+        "active_bundle": None,
+        "assignment": None,
+        "authority_stale": False,
+        "runtime_version": "",
+        "replicas": [],
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sbctl.artifacts.cache import ArtifactCache
 from sbctl.base import fs
-from sbctl.base.errors import HostError
+from sbctl.base.errors import HostError, SbctlError
 from sbctl.base.flock import FileLock, exclusive
 from sbctl.node.messages import RuntimeRemove
 from sbctl.node.paths import NodePaths
@@ -45,7 +45,9 @@ def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any
     paths = context.paths
     facts = host_facts(context)
     refuse_other_lineage(facts, params.lineage)
-    refuse_started_by_hand(ControlClient(paths.control_socket).status())
+    client = ControlClient(paths.control_socket)
+    refuse_started_by_hand(client.status())
+    _say_farewell(client)
     context.report(0, None, "stopping the runtime and its engines")
     systemd = systemd_of(facts["host"]["init"], context.environ, context.uid)
     fs.ensure_directory(paths.etc, mode=0o755)
@@ -71,6 +73,14 @@ def remove_runtime(context: NodeContext, params: RuntimeRemove) -> dict[str, Any
         if systemd is not None and systemd.kind == "system":
             remove_users()
     return {}
+
+
+def _say_farewell(client: ControlClient) -> None:
+    """A node of a cluster takes its last word back when it stops, so that nobody waits for it. Without its store, or where it does not answer,
+    the others see it fall silent."""
+    with contextlib.suppress(SbctlError):
+        if client.cluster() is not None:
+            client.drain("leave")
 
 
 def _stop_units(systemd: Systemd, units: Units) -> None:

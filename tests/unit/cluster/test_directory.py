@@ -279,15 +279,25 @@ def test_a_refusal_that_passes_by_itself_is_not_kept(world: World) -> None:
     assert world.row().exclusion == ""
 
 
-def test_a_node_that_left_the_store_stays_in_the_roster_until_it_is_forgotten(world: World) -> None:
+def test_a_node_that_left_the_store_stays_in_the_roster_and_takes_no_member_s_place(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = world.snapshot()
     world.directory.take({"gpu-a": text})
     world.directory.remove("gpu-a")
     assert (world.row().exclusion, world.row().removed) == ("snapshot_missing", True)
     world.directory.take({"gpu-a": text})
     assert (world.row().exclusion, world.row().removed) == ("", False)
-    world.directory.forget("gpu-a")
-    assert world.directory.view(BUNDLE).rows == {}
+    monkeypatch.setattr(module, "MEMBERS_MAX", 1)
+    monkeypatch.setattr(module, "_LEFT_MAX", 1)
+    world.directory.remove("gpu-a")
+    world.directory.take({"gpu-b": world.snapshot("gpu-b")})
+    assert {name: row.removed for name, row in world.directory.view(BUNDLE).rows.items()} == {
+        "gpu-a": True,
+        "gpu-b": False,
+    }
+    world.directory.remove("gpu-b")
+    assert set(world.directory.view(BUNDLE).rows) == {"gpu-b"}, "the oldest tombstone goes first"
 
 
 def test_without_the_store_the_directory_goes_on_and_says_since_when(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A worker of sb.yml that never reached the store: in the roster, told by an apply, and no reason to wait for long."""
+"""Who belongs to a cluster and was never heard, and who belonged to it: in the roster, each told as what it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from sbctl.apply.verify import degraded_replicas
+from sbctl.node.cluster_documents import ClusterRole
 from sbctl.node.cluster_messages import ClusterPublish
+from sbctl.node.cluster_status import ClusterStatus
 from sbctl.node.snapshot import ClusterState, NodeSnapshot
 from sbctl.runtime.cluster.control import publish
 from sbctl.runtime.cluster.gauges import ClusterGauges
 from sbctl.runtime.cluster.status import plans_document, status_document
+from sbctl.views.cluster_live_views import alerts
 from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_trust import NOW
 from tests.simulators.cluster_world import ClusterWorld
@@ -53,6 +57,7 @@ def test_who_was_never_heard_is_in_the_roster_and_in_the_metrics_until_it_comes(
         assert (row["node_id"], row["reasons"], row["snapshot_age_ms"]) == ("w2", ["snapshot_missing"], None)
         assert (told["summary"]["total_nodes"], told["summary"]["unhealthy_nodes"]) == (3, 1)
         assert "sbctl logs" in next(one for one in told["nodes"] if one["node_id"] == "w2")["problem"]
+        assert len({frozenset(one) for one in told["nodes"]}) == 1, "every row has the same fields"
         assert plans_document(a.node.facts())["absent"] == ["w2"]
         assert gauge(gauges, 'sbctl_cluster_nodes{state="excluded"} 1.0')
         world._write("w2", world.kits["w2"])
@@ -103,3 +108,26 @@ def test_an_apply_ends_degraded_with_its_name() -> None:
     (said,) = degraded_replicas(snapshot)
     assert said.startswith("w2 was never heard in its cluster")
     assert degraded_replicas(NodeSnapshot(bootstrapped=True, cluster=ClusterState(cluster_id="prod"))) == ()
+
+
+@pytest.mark.parametrize("role", ["worker", "gateway"])
+def test_a_node_that_is_taken_out_says_farewell_and_is_no_alert(tmp_path: Path, role: ClusterRole) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        del world.kits["w2"]
+        a, _, leaves = await world.build(a=("authority",), w1=("worker",), w2=(role,))
+        await world.publish(a, {"q": Q}, 1)
+        await until(lambda: len(a.node.roster.view.rows) == 3, at_most_s=MINUTE_S)
+        leaves.node.host.drain.begin("leave")
+        await asyncio.sleep(2 * MINUTE_S)
+        del world.kits["w2"], world.nodes["w2"]
+        await leaves.node.leave()
+        await leaves.crash()
+        a.node.config = a.node.config.model_copy(update={"expected_nodes": ("w1",)})
+        await until(lambda: a.node.roster.view.rows["w2"].removed, at_most_s=MINUTE_S)
+        told = status_document(a.node.facts())
+        assert told["unhealthy_nodes"] == []
+        assert {one["node_id"]: one["removed"] for one in told["nodes"]} == {"a": False, "w1": False, "w2": True}
+        assert (told["summary"]["total_nodes"], told["summary"]["healthy_nodes"]) == (2, 2)
+        assert not alerts(ClusterStatus.model_validate(told))
+
+    run(tmp_path, scenario)
