@@ -7,9 +7,9 @@ from typing import Final
 
 from sbctl.node.cluster_documents import NodeSnapshotDocument
 from sbctl.placement.demands import demands_of
-from sbctl.placement.documents import LEAVES, node_of
+from sbctl.placement.documents import node_of
 from sbctl.placement.model import ClusterView, DeploymentDemand, Node, PlacementPolicy
-from sbctl.runtime.cluster.directory import DirectoryRow, DirectoryView
+from sbctl.runtime.cluster.directory import DirectoryView, has_left
 from sbctl.runtime.cluster.fences import KeptBundle
 
 __all__ = ["Figures", "PlacementInputs"]
@@ -56,7 +56,7 @@ class PlacementInputs:
             said[name] = self.said[name] if same else _node(*source)
         self.said, self._sources = said, sources
         nodes = {name: replace(node, heard_at_ms=rows[name].heard_at_ms) for name, node in said.items()}
-        removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked" or _has_left(row))
+        removed = frozenset(name for name, row in rows.items() if row.exclusion == "identity_revoked" or has_left(row))
         return ClusterView(
             nodes,
             watching_since_ms=since_ms,
@@ -82,14 +82,3 @@ class PlacementInputs:
 def _node(snapshot: NodeSnapshotDocument, exclusion: str, is_evacuated: bool) -> Node:
     node = node_of(snapshot, heard_at_ms=0, exclusion=exclusion)
     return replace(node, drain="evacuate") if is_evacuated else node
-
-
-def _has_left(row: DirectoryRow) -> bool:
-    """Whether the node itself said that it leaves the cluster, ran nothing any more, and has not been heard since."""
-    snapshot = row.snapshot
-    return (
-        snapshot is not None
-        and LEAVES in snapshot.health.reason_codes
-        and not snapshot.replicas
-        and (row.removed or row.exclusion == "snapshot_expired")
-    )
