@@ -26,7 +26,7 @@ class _Told(BaseModel):
 
 
 class StatusStore(_Told):
-    """`state`: connected, no_quorum, unreachable; `since` when, RFC 3339."""
+    """`state`: connected, no_quorum, no_writes, lost; `since` when, RFC 3339."""
 
     state: str = "unknown"
     since: str = ""

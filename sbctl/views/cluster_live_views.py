@@ -79,11 +79,14 @@ def alerts(status: ClusterStatus) -> tuple[str, ...]:
     )
 
 
+_STORE_WORDS: Final = {"no_quorum": "has no quorum", "no_writes": "takes no writes"}
+
+
 def _store_alerts(status: ClusterStatus) -> Iterator[str]:
     store = status.store
     if store.state != "connected":
         why = f" ({store.problem})" if store.problem else ""
-        word = "has no quorum" if store.state == "no_quorum" else "is not heard"
+        word = _STORE_WORDS.get(store.state, "is not heard")
         yield (
             f"the store {word} since {store.since or 'an unknown time'}{why}: what runs goes on and requests are served, "
             "nothing is placed or published; sbctl status shows each store"

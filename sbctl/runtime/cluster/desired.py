@@ -140,16 +140,13 @@ class Desired:
 
     def _seen(self, told: Watched) -> tuple[str, ...]:
         if isinstance(told, Resync):
-            self._shown = {entry.key: entry.value.decode("utf-8", "replace") for entry in told.entries}
+            shown = {entry.key: entry.value for entry in told.entries if entry.key in _ORDER}
+            self._shown = {key: value.decode("utf-8", "replace") for key, value in shown.items()}
             return tuple(key for key in _ORDER if key in self._shown)
-        if isinstance(told, Changed):
+        if isinstance(told, Changed) and told.entry.key in _ORDER:
             self._shown[told.entry.key] = told.entry.value.decode("utf-8", "replace")
             # A bundle that was refused may be good by what came now.
-            return (
-                tuple(key for key in _ORDER[_ORDER.index(told.entry.key) :] if key in self._shown)
-                if told.entry.key in _ORDER
-                else ()
-            )
+            return tuple(key for key in _ORDER[_ORDER.index(told.entry.key) :] if key in self._shown)
         if isinstance(told, Gone):
             self._shown.pop(told.key, None)
         return ()

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sbctl.base.clock import Clock
-from sbctl.base.errors import SbctlError, UnreachableError
+from sbctl.base.errors import HostError, SbctlError, UnreachableError
 from sbctl.runtime.cluster.buckets import bucket_config, differs
 from sbctl.runtime.cluster.nats_link import Link, StoreServer
 from sbctl.runtime.cluster.store import (
@@ -87,6 +87,8 @@ class NatsStore:
         self._keeper: asyncio.Task[None] | None = None
         self._calls = asyncio.Semaphore(_PARALLEL)
         self._status = StoreStatus("lost", clock.now(), problem="not connected yet")
+        self._not_written = ""
+        """Why the last write over this connection was not taken."""
 
     # Life
 
@@ -138,6 +140,7 @@ class NatsStore:
             except Exception as error:  # noqa: BLE001 - what one server says wrong keeps nobody from the next
                 problem = error.message if isinstance(error, SbctlError) else str(error) or type(error).__name__
                 continue
+            self._not_written = ""
             self._tell("connected", server.node_id, None)
             return link
         self._tell("lost", None, problem)
@@ -161,7 +164,8 @@ class NatsStore:
         before = self._status
         if (before.state, before.server, before.problem) == (state, server, problem):
             return
-        since = before.since if before.state == state else self._clock.now()
+        is_same = before.state == state or {before.state, state} == {"no_quorum", "no_writes"}
+        since = before.since if is_same else self._clock.now()
         self._status = StoreStatus(state, since, server, problem)
         if before.state != state:
             self._log.info("store", state=state, server=server, problem=problem)
@@ -176,13 +180,13 @@ class NatsStore:
     async def put(self, bucket: Bucket, key: str, value: bytes, *, ttl_s: int | None = None) -> int:
         check_key(bucket, key)
         check_value(bucket, key, value)
-        return await self._call(lambda link: link.write(bucket, key, value, ttl_s=ttl_s))
+        return await self._call(lambda link: link.write(bucket, key, value, ttl_s=ttl_s), writes=True)
 
     async def compare_and_set(self, bucket: Bucket, key: str, value: bytes, *, expected: int) -> int:
         check_key(bucket, key)
         check_value(bucket, key, value)
         try:
-            return await self._call(lambda link: link.write(bucket, key, value, expected=expected))
+            return await self._call(lambda link: link.write(bucket, key, value, expected=expected), writes=True)
         except StoreConflictError:
             if expected:
                 raise
@@ -190,11 +194,11 @@ class NatsStore:
         found = await self._call(lambda link: link.read(bucket, key))
         if found is None or found[2] is not None:
             raise StoreConflictError(bucket, key)
-        return await self._call(lambda link: link.write(bucket, key, value, expected=found[1]))
+        return await self._call(lambda link: link.write(bucket, key, value, expected=found[1]), writes=True)
 
     async def delete(self, bucket: Bucket, key: str) -> None:
         check_key(bucket, key)
-        await self._call(lambda link: link.write(bucket, key, None))
+        await self._call(lambda link: link.write(bucket, key, None), writes=True)
 
     async def prepare(self, *, replicas: int) -> None:
         """By an authority: make the buckets that are missing, and bring the others to today's settings. Done again it changes nothing.
@@ -205,10 +209,10 @@ class NatsStore:
             wanted = bucket_config(bucket, replicas=replicas)
             await self._call(partial(_prepare, bucket=bucket, wanted=wanted))
 
-    async def _call(self, ask: Callable[[Link], Awaitable[_Result]]) -> _Result:
+    async def _call(self, ask: Callable[[Link], Awaitable[_Result]], *, writes: bool = False) -> _Result:
         async with self._calls:
             link = await self._usable()
-            return await self._answered(link, ask(link))
+            return await self._answered(link, ask(link), writes=writes)
 
     async def _usable(self) -> Link:
         with suppress(TimeoutError):
@@ -218,20 +222,37 @@ class NatsStore:
             raise store_unreachable(self._status.problem or "there is no connection")
         return self._link
 
-    async def _answered(self, link: Link, answer: Awaitable[_Result]) -> _Result:
+    async def _answered(self, link: Link, answer: Awaitable[_Result], *, writes: bool = False) -> _Result:
         """What an answer, or none, says of the store."""
         try:
             result = await answer
-        except UnreachableError as error:
-            if self._link is link and not link.lost.is_set():
-                self._tell("no_quorum", link.server.node_id, error.message)
+        except (UnreachableError, HostError) as error:
+            self._tell_failure(link, error, writes=writes)
             raise
         except StoreConflictError:
-            self._tell("connected", link.server.node_id, None)
+            self._tell_answer(link, writes=writes)
             raise
-        if self._link is link:
-            self._tell("connected", link.server.node_id, None)
+        self._tell_answer(link, writes=writes)
         return result
+
+    def _tell_failure(self, link: Link, error: SbctlError, *, writes: bool) -> None:
+        if self._link is not link or link.lost.is_set():
+            return
+        if not writes or error.code == "store.no_quorum":
+            self._tell("no_quorum", link.server.node_id, error.message)
+            return
+        self._not_written = error.message
+        if self._status.state != "no_quorum":
+            self._tell("no_writes", link.server.node_id, error.message)
+
+    def _tell_answer(self, link: Link, *, writes: bool) -> None:
+        """A store whose disk is full goes on answering questions: only a write that it takes says that it takes writes."""
+        if self._link is not link:
+            return
+        if writes:
+            self._not_written = ""
+        problem = self._not_written
+        self._tell("no_writes" if problem else "connected", link.server.node_id, problem or None)
 
     # Watching
 

@@ -121,14 +121,15 @@ class Gone:
 
 Watched = Resync | Changed | Gone
 
-StoreState = Literal["connected", "no_quorum", "lost"]
+StoreState = Literal["connected", "no_quorum", "no_writes", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """`since`: from when on it is so. `server`: the authority that answers. `problem`: why it cannot be used, in one sentence.
 
-    `no_quorum`: a server answers, and the members that it needs for any change do not.
+    `no_quorum`: a server answers, and the members that it needs for any change do not. `no_writes`: questions are answered and no write of this
+    node is, as on a full disk.
     """
 
     state: StoreState

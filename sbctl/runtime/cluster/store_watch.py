@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from sbctl.base.clock import rfc3339
@@ -15,6 +15,11 @@ __all__ = ["watch_store"]
 
 _LOOK_S: Final = 1.0
 _PATIENCE_S: Final = 10.0
+_WORDS: Final[Mapping[str, str]] = {
+    "no_quorum": "has no quorum",
+    "no_writes": "takes no writes",
+    "lost": "is not heard",
+}
 
 
 async def watch_store(status: Callable[[], StoreStatus], events: EventSink) -> None:
@@ -37,7 +42,7 @@ async def watch_store(status: Callable[[], StoreStatus], events: EventSink) -> N
         away_s = loop.time() if away_s is None else away_s
         if told is None and loop.time() - away_s >= _PATIENCE_S:
             told = now
-            word = "has no quorum" if now.state == "no_quorum" else "is not heard"
+            word = _WORDS[now.state]
             why = f": {now.problem}" if now.problem else ""
             events.tell(
                 EventKind.CLUSTER_STORE_LOST,

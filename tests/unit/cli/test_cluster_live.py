@@ -134,6 +134,7 @@ SHORT = {"reason": "no_room", "facts": {"needed_bytes": 9 << 30, "free_bytes": 4
     [
         ({"store": {"state": "lost", "since": "2026-11-29T12:00:00Z", "problem": "refused"}}, "is not heard since 2026-11-29T12:00:00Z (refused)"),
         ({"store": {"state": "no_quorum", "since": "x"}}, "has no quorum since x"),
+        ({"store": {"state": "no_writes", "since": "x"}}, "takes no writes since x"),
         ({"brake": "3 of 4 workers are silent"}, "placement holds back: 3 of 4"),
         ({"problem": "its identity ended"}, "a: its identity ended"),
         ({"local_problems": {"trust": "stale"}}, "a: trust: stale"),

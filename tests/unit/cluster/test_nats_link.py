@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,12 +13,14 @@ from nats.errors import ConnectionClosedError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from sbctl.base.clock import SYSTEM_CLOCK
-from sbctl.base.errors import UnreachableError
+from sbctl.base.errors import HostError, SbctlError, UnreachableError
 from sbctl.runtime.cluster.nats_link import Link, StoreServer
 from sbctl.runtime.cluster.nats_store import NatsStore, StoreTiming
 from sbctl.runtime.cluster.nats_wire import BoundedClient
-from sbctl.runtime.cluster.store import Bucket, store_unreachable
+from sbctl.runtime.cluster.store import Bucket, outcome_unknown, store_unreachable
+from sbctl.runtime.cluster.store_answers import no_quorum
 from sbctl.runtime.cluster.watching import WatchBuffer
+from tests.simulators.fleet import ManualClock
 
 
 class _Client:
@@ -103,6 +106,63 @@ async def test_a_fault_that_nobody_thought_of_costs_one_try_and_not_the_store(
             while store.status().state != "connected":
                 await asyncio.sleep(0.01)
         assert faults == set()
+    finally:
+        await store.close()
+
+
+class _Disk(_OpenLink):
+    """To a server that answers questions, and writes as `fault` lets it."""
+
+    fault: SbctlError | None = None
+    question_fault: SbctlError | None = None
+
+    async def write(self, *_: object, **__: object) -> int:
+        if self.fault is not None:
+            raise self.fault
+        return 1
+
+    async def read(self, *_: object, **__: object) -> None:
+        if self.question_fault is not None:
+            raise self.question_fault
+
+
+async def test_a_store_that_answers_and_takes_no_write_is_told_until_it_takes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = _Disk(StoreServer("a", "127.0.0.1", 1))
+
+    async def opened(*_: object, **__: object) -> Link:
+        return link
+
+    monkeypatch.setattr(Link, "open", opened)
+    clock = ManualClock()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    store = NatsStore(lambda: [link.server], lambda: context, node_id="a", clock=clock)
+
+    async def told(*, writes: bool) -> tuple[str, float]:
+        clock.advance(60)
+        with contextlib.suppress(SbctlError):
+            await (store.put(Bucket.NODES, "a.snapshot", b"x") if writes else store.get(Bucket.NODES, "a.snapshot"))
+        status = store.status()
+        return status.state, (clock.now() - status.since).total_seconds()
+
+    await store.start()
+    try:
+        assert (await told(writes=True))[0] == "connected"
+        for fault in (outcome_unknown(Bucket.NODES, "a.snapshot"), HostError("store.full", "no room")):
+            link.fault = fault
+            assert await told(writes=True) == ("no_writes", 0)
+            assert await told(writes=False) == ("no_writes", 60)
+            assert store.status().problem == fault.message
+            link.fault = None
+            assert await told(writes=True) == ("connected", 0)
+        link.fault = outcome_unknown(Bucket.NODES, "a.snapshot")
+        assert await told(writes=True) == ("no_writes", 0)
+        link.question_fault = no_quorum("nobody leads it")
+        assert await told(writes=False) == ("no_quorum", 60)
+        assert await told(writes=True) == ("no_quorum", 120), "that is why"
+        link.fault = link.question_fault = None
+        assert await told(writes=True) == ("connected", 0)
     finally:
         await store.close()
 
