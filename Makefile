@@ -32,8 +32,9 @@ run: $(VENV)/.control ## plan and apply examples/quickstart, ask the model one q
 stop: $(VENV)/.control ## remove what `make run` made
 	@$(BIN)/sbctl destroy -f examples/quickstart/sb.yml --yes
 
-lab: system-packages ## boot three hosts behind a jump on this machine, to try a fleet on (examples/lab); needs root
-	@examples/lab/lab.sh up
+lab: HOSTS = 4
+lab: system-packages ## boot three hosts behind a jump on this machine, to try a fleet on (examples/lab), or more (HOSTS=9); needs root
+	@examples/lab/lab.sh up $(HOSTS)
 
 lab-down: ## end them and leave nothing behind
 	@examples/lab/lab.sh down

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make lab`, `make lab-down`: four machines on this one, to try a fleet on: a jump and three hosts behind it.
+# `make lab`, `make lab-down`: four machines on this one, to try a fleet on: a jump and three hosts behind it (`make lab HOSTS=9`: eight).
 # They are hosts of tests/lab/hosts.sh, which says what they are. SBCTL_LAB=I is another lab beside the first, at 10.78.I.x.
 set -euo pipefail
 here=$(dirname "$(realpath "$0")")
@@ -32,12 +32,15 @@ write_known_hosts() {
 case "${1:-}" in
   up)
     need_all up
+    count=${2:-4}
+    [[ $count =~ ^[0-9]{1,2}$ ]] && [ "$count" -ge 2 ] || refuse "HOSTS is the number of machines, the jump is one of them: 2 to 99"
     [ ! -d "$lab/h1" ] || refuse "it runs already; make lab-down ends it"
-    "$hosts" up "${2:-4}"
+    "$hosts" up "$count"
     write_known_hosts
     # Whoever used sudo logs in to the hosts as himself.
     [ -z "${SUDO_UID:-}" ] || chown "$SUDO_UID" "$lab/operator_key"
-    echo "four hosts run: a jump at 10.78.$number.1 and h2, h3, h4 behind it. Next: cd examples/lab, then as its README says"
+    behind=$(seq -s ', ' -f 'h%g' 2 "$count")
+    echo "$count hosts run: a jump at 10.78.$number.1 and $behind behind it. Next: cd examples/lab, then as its README says"
     ;;
   pins) write_known_hosts ;;
   down)
@@ -47,7 +50,7 @@ case "${1:-}" in
     rm -rf "$here/.sbctl" "$here/sb.hosts.lock"
     ;;
   *)
-    echo "usage: lab.sh up|down" >&2
+    echo "usage: lab.sh up [HOSTS]|down" >&2
     exit 64
     ;;
 esac

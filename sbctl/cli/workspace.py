@@ -156,7 +156,7 @@ class Workspace:
         """What the authority's directory says now, and how far a CA rollover came by what the state remembers of each host. Two files are
         compared without it.
 
-        Raises InputError `authority.*`, `identity.server_name`; RefusedError `authority.permissions`.
+        Raises InputError `authority.*`, `identity.server_name`, `identity.cluster_id`; RefusedError `authority.permissions`.
         """
         if loaded.identity is None:
             return loaded
@@ -175,6 +175,7 @@ class Workspace:
                 place=str(self.file),
                 next_step="leave the field out, or write the authority's",
             )
+        self._refuse_other_cluster(loaded, facts.cluster_id)
         return replace(loaded, authority=facts)
 
     def _with_own_pki(self, loaded: CompiledConfig, pki: OwnPki) -> CompiledConfig:
@@ -182,7 +183,23 @@ class Workspace:
         from sbctl.config.secrets import SecretResolver
 
         resolver = SecretResolver(loaded, self.environ)
-        return with_own_identities(loaded, pki, resolve=resolver.resolve, now=self.clock.now(), offline=self.offline)
+        found = with_own_identities(loaded, pki, resolve=resolver.resolve, now=self.clock.now(), offline=self.offline)
+        if not self.offline:
+            for identity in (found.own_identities or {}).values():
+                self._refuse_other_cluster(loaded, identity.cluster_id)
+        return found
+
+    def _refuse_other_cluster(self, loaded: CompiledConfig, issued: str) -> None:
+        """Nodes with identities of another cluster than theirs would believe nobody, each in a message of its own."""
+        if loaded.cluster is None or loaded.cluster.cluster_id == issued:
+            return
+        raise InputError(
+            "identity.cluster_id",
+            f'proxy.cluster.cluster_id is "{loaded.cluster.cluster_id}", and the identities of its hosts are for "{issued}"',
+            place=str(self.file),
+            next_step=f"write cluster_id: {issued}, or name identities of {loaded.cluster.cluster_id} in fleet.identity "
+            "(sbctl cluster init, in another directory)",
+        )
 
     def held_identities(self) -> list[Mapping[str, Any]]:
         """Of each host that has an identity: the CAs it trusts and the one that issued, as recorded."""

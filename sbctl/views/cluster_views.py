@@ -68,12 +68,15 @@ def init_body(authority: Authority) -> dict[str, Any]:
     }
 
 
-def init_text(authority: Authority, beside: Path) -> RenderableType:
-    """What was made, and the lines for sb.yml."""
+def init_text(authority: Authority, beside: Path, *, named: bool) -> RenderableType:
+    """What was made, and the lines for sb.yml where that has not `named` the directory yet."""
     body = init_body(authority)
     shown = os.path.relpath(authority.directory, beside)
     place = shown if shown.startswith("..") else f"./{shown}"
-    lines = ["fleet:", "  identity:", f"    directory: {place}"]
+    lines = [
+        "Add to sb.yml, then run sbctl plan:",
+        *(f"    {safe(line)}" for line in ("fleet:", "  identity:", f"    directory: {place}")),
+    ]
     return Group(
         render_fields(
             [
@@ -85,8 +88,7 @@ def init_text(authority: Authority, beside: Path) -> RenderableType:
             title="A new authority",
         ),
         Text("Keep a copy of the directory where only you can read it; never commit its keys.", style="yellow"),
-        Text("Add to sb.yml, then run sbctl plan:"),
-        *(Text(f"    {safe(line)}") for line in lines),
+        *(Text(line) for line in (["sb.yml names it already; next: sbctl plan"] if named else lines)),
     )
 
 

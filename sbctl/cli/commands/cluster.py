@@ -33,7 +33,7 @@ def init(
     file: File = Path("sb.yml"),
     directory: Directory = None,
     cluster_id: Annotated[
-        str | None, typer.Option("--cluster-id", help="Name of the cluster. Unset: that of the fleet in sb.yml.")
+        str | None, typer.Option("--cluster-id", help="Name of the cluster. Unset: that in sb.yml, else its fleet's.")
     ] = None,
     node_id: Annotated[str, typer.Option("--node-id", help="Name of the authority's own identity.")] = "authority",
     role: Annotated[
@@ -58,7 +58,8 @@ def init(
     if cluster_id is None:
         if not workspace.file.exists():
             raise UsageError("usage", "without an sb.yml the cluster needs a name", next_step="--cluster-id NAME")
-        cluster_id = workspace.loaded.fleet_name
+        loaded = workspace.loaded
+        cluster_id = loaded.fleet_name if loaded.cluster is None else loaded.cluster.cluster_id
     grant = new_grant(cluster_id, server_name, node_id, role or ["gateway", "authority"], label or [])
     authority = Authority.create(
         directory_of(workspace, directory),
@@ -70,7 +71,8 @@ def init(
     if format is OutputFormat.JSON:
         print_json("cluster.init", init_body(authority))
     else:
-        result(init_text(authority, workspace.directory))
+        named = directory is None and workspace.file.exists() and workspace.loaded.identity is not None
+        result(init_text(authority, workspace.directory, named=named))
     return ExitCode.DONE
 
 

@@ -56,6 +56,7 @@ def test_init_makes_an_authority_and_prints_the_lines_for_sb_yml(
     (here / "sb.yml").write_text("fleet: {name: prod}\nproxy: {http_bind_port: 8080}\n")
     assert sbctl("cluster", "init") == 0
     shown = capsys.readouterr().out
+    assert "Add to sb.yml" in shown
     assert "directory: ./cluster" in shown
     assert "prod" in shown
     assert refused("cluster", "init").code == "authority.exists"
@@ -157,6 +158,30 @@ def test_a_server_name_that_is_not_the_authority_s_is_refused(here: Path) -> Non
     with pytest.raises(SbctlError) as caught:
         _ = Workspace(here / "sb.yml").config
     assert caught.value.code == "identity.server_name"
+
+
+CLUSTER = """
+fleet:
+  name: shop
+  identity: {directory: ./cluster}
+  hosts: {a: {address: 10.0.0.1, host_key: "SHA256:uNiVztksCsDhcc0u9e8BgrJXVGDMt8CKiKMCbvtCd0c", roles: [authority, gateway, worker]}}
+proxy: {http_bind_port: 8080, cluster: {cluster_id: prod}, model_host: {deployments: {}}}
+"""
+
+
+def test_an_authority_is_made_for_the_cluster_and_one_of_another_is_refused_before_a_host_is_asked(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "sb.yml").write_text(CLUSTER)
+    assert sbctl("cluster", "init") == 0
+    assert "sb.yml names it already" in capsys.readouterr().out
+    loaded = Workspace(here / "sb.yml").config
+    assert loaded.authority is not None
+    assert loaded.authority.cluster_id == "prod"
+    (here / "sb.yml").write_text(CLUSTER.replace("cluster_id: prod", "cluster_id: other"))
+    with pytest.raises(SbctlError) as caught:
+        _ = Workspace(here / "sb.yml").config
+    assert (caught.value.code, caught.value.exit_code) == ("identity.cluster_id", 3)
 
 
 def test_two_files_are_compared_without_the_authority(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
