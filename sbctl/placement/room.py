@@ -17,7 +17,7 @@ from typing import Final
 
 from sbctl.placement.model import Device, Node, Place, Way
 
-__all__ = ["Charge", "Exhausted", "Room", "beyond", "device_groups", "fits_alone"]
+__all__ = ["Charge", "Exhausted", "Room", "beyond", "device_groups"]
 
 _UNBOUNDED: Final = 1 << 30
 
@@ -36,11 +36,6 @@ def device_groups(node: Node, way: Way) -> list[list[Device]]:
         if device.runs(way) and device.total_bytes >= way.device_bytes:
             alike.setdefault((device.name, device.total_bytes), []).append(device)
     return [group for group in alike.values() if len(group) >= way.devices]
-
-
-def fits_alone(node: Node, way: Way) -> bool:
-    """Whether an empty node could run one replica."""
-    return node.memory_bytes >= way.host_bytes and (not way.devices or bool(device_groups(node, way)))
 
 
 @dataclass(frozen=True, slots=True)
