@@ -49,7 +49,7 @@ Generated from the source by `make docs`. An error has a stable code, one senten
        = wait for it, or stop process 4711 on that machine: the kernel then frees the lock by itself
 
 With `--format json` the same is an object with `code`, `message`, `place`, `next_step`, `retryable` and `detail`.
-`…` stands for a value. The exit code is that of the error alone; [exit-codes.md](exit-codes.md) says which wins.
+`…` stands for a value. In the status of a cluster a code has `_` for its dot (`artifact_digest_mismatch`). The exit code is that of the error alone; [exit-codes.md](exit-codes.md) says which wins.
 """
 _KINDS: Final = {Path: "FILE", int: "NUMBER", float: "NUMBER", str: "TEXT"}
 _GROUPS: Final = {
