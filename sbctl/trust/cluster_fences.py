@@ -3,6 +3,9 @@
 A higher lease epoch is newer, whoever holds it; within one epoch there is one holder, and a higher counter is newer. The same epoch, holder
 and counter with other bytes is a conflict. Fences are durable before the document is used and survive everything but the node itself.
 
+An epoch grows by one with each taking. One that is far above all that was seen is of an authority that is out of hand: obeyed, it would be the last
+of all (fast-forward, TUF 1.5.2), so nobody obeys it, and once that authority is revoked the others go on.
+
 An authority that nothing is heard of for AUTHORITY_SILENCE_MAX is stale: what runs goes on, and nothing new is placed by what it left behind
 (indefinite freeze, TUF 1.5.2). Expiry of a bundle limits its first acceptance only.
 """
@@ -29,9 +32,14 @@ __all__ = [
     "admit_lease",
     "admit_placement",
     "authority_stale",
+    "check_epoch",
 ]
 
 AUTHORITY_SILENCE_MAX: Final = timedelta(days=7)
+LEASE_LEAP_MAX: Final = 1 << 20
+"""So many takings between two things that a reader hears: half a year of one every quarter of a minute."""
+LEASE_EPOCH_MAX: Final = 1 << 52
+"""For who has seen none yet: there are as many above it."""
 _LEEWAY: Final = timedelta(seconds=CLOCK_SKEW_LEEWAY_S)
 
 
@@ -58,6 +66,17 @@ def authority_stale(heard_at: datetime | None, now: datetime) -> bool:
     return heard_at is not None and now > heard_at + AUTHORITY_SILENCE_MAX + _LEEWAY
 
 
+def check_epoch(epoch: int, holder: str, *, seen: int) -> None:
+    """Whether takings of the lease may have led to this epoch; `seen`: the highest before, 0: none. Raises RefusedError `lease.leap`."""
+    if epoch > (seen + LEASE_LEAP_MAX if seen else LEASE_EPOCH_MAX):
+        raise RefusedError(
+            "lease.leap",
+            f"{holder} speaks with lease epoch {epoch}, far above {seen}, the highest that was seen",
+            next_step=f"that authority may be taken over: sbctl cluster revoke {holder}",
+            detail={"alarm": True},
+        )
+
+
 def admit_assignment(
     verified: VerifiedDocument[AssignmentDocument],
     *,
@@ -70,7 +89,7 @@ def admit_assignment(
     """Whether this node obeys an assignment. `held` is the bundle whose content it has; `lease_epoch_seen` the highest lease epoch of any
     document that it accepted.
 
-    In this order: node, fence, bundle, age. Raises RefusedError `assignment.wrong_node`, `lease.stale`, `lease.two_holders`,
+    In this order: node, fence, bundle, age. Raises RefusedError `assignment.wrong_node`, `lease.leap`, `lease.stale`, `lease.two_holders`,
     `lease.conflict`, `assignment.bundle_missing` (fetch it, then again), `assignment.bundle_old`, `assignment.bundle_conflict`,
     `assignment.authority_stale`.
     """
@@ -88,7 +107,7 @@ def admit_assignment(
 def admit_placement(
     verified: VerifiedDocument[PlacementDocument], *, fence: LeaseFence | None, lease_epoch_seen: int
 ) -> Obeyed:
-    """Raises RefusedError `lease.stale`, `lease.two_holders`, `lease.conflict`."""
+    """Raises RefusedError `lease.leap`, `lease.stale`, `lease.two_holders`, `lease.conflict`."""
     document = verified.document
     shown = LeaseFence(document.lease_epoch, document.lease_holder, document.counter, verified.digest)
     return _admitted(shown, fence, lease_epoch_seen)
@@ -97,7 +116,7 @@ def admit_placement(
 def admit_lease(
     verified: VerifiedDocument[LeaseDocument], *, fence: LeaseFence | None, lease_epoch_seen: int
 ) -> Obeyed:
-    """Raises RefusedError `lease.stale`, `lease.two_holders`, `lease.conflict`."""
+    """Raises RefusedError `lease.leap`, `lease.stale`, `lease.two_holders`, `lease.conflict`."""
     document = verified.document
     shown = LeaseFence(document.epoch, document.holder, document.renewal, verified.digest)
     return _admitted(shown, fence, lease_epoch_seen)
@@ -105,6 +124,7 @@ def admit_lease(
 
 def _admitted(shown: LeaseFence, fence: LeaseFence | None, lease_epoch_seen: int) -> Obeyed:
     newest = max(lease_epoch_seen, 0 if fence is None else fence.lease_epoch)
+    check_epoch(shown.lease_epoch, shown.holder, seen=newest)
     if shown.lease_epoch < newest:
         raise RefusedError(
             "lease.stale",

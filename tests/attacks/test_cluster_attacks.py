@@ -17,22 +17,24 @@ from sbctl.base.clock import SystemClock
 from sbctl.base.display import display_safe
 from sbctl.base.errors import SbctlError
 from sbctl.base.limits import JSON_INT_MAX
-from sbctl.node.cluster_documents import SNAPSHOT_PAYLOAD_TYPE, DeviceReport
+from sbctl.node.cluster_documents import SNAPSHOT_PAYLOAD_TYPE, DeviceReport, LeaseDocument
 from sbctl.node.paths import node_paths
 from sbctl.placement.model import NO_DIGEST, DeploymentPlacement, PlacementPlan
 from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.happenings import happened
 from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.lease import ClusterLease
+from sbctl.runtime.cluster.lease_words import SignedLease
 from sbctl.runtime.cluster.overview import artifacts_document, metrics_document, vram_document
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.roster_memory import RosterMemory
-from sbctl.runtime.cluster.store import Bucket, node_key
+from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, node_key
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.peer.known import KnownCluster
 from sbctl.trust.envelope import sign_with
 from sbctl.trust.node_keys import node_signs
-from sbctl.trust.peer_kinds import SNAPSHOT
+from sbctl.trust.peer_kinds import LEASE, SNAPSHOT
 from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_store import MemoryCluster
 from tests.simulators.cluster_trust import NOW, ClusterAuthority
@@ -226,3 +228,41 @@ def test_G14_until_a_plan_names_it_a_deployment_is_asked_of_nodes_that_may_have_
     wanted = clustered(member(facts(), "/engine"), replicas=1).model_copy(update={"required_labels": {"zone": "a"}})
     known.take([told, other], {"q": wanted}, {}, policy_revision=1)
     assert [candidate.node_id for candidate in known.selection("q").candidates] == ["n-a"]
+
+
+def test_C9_a_lease_that_leaps_counts_as_none_and_is_taken_over(tmp_path: Path) -> None:
+    cluster = ClusterAuthority()
+    paths = node_paths(0, {"SBCTL_NODE_PREFIX": str(tmp_path)})
+    paths.state.mkdir(parents=True)
+    kit, identity = cluster.node("gw-a", "gateway", "authority"), IdentityFiles(paths)
+    identity.switch(identity.stage(kit.files, kit.key))
+    trust, fences = HeldTrust("prod", identity, paths.state, now=NOW), ClusterFences(paths.database)
+    fences.take_lease_epoch(7)
+    other = cluster.node("gw-b", "authority").signer()
+
+    def lease(epoch: int) -> bytes:
+        times: dict[str, Any] = {"acquired_at_unix_ms": MILLIS, "renewed_at_unix_ms": MILLIS, "ttl_secs": 3600}
+        document = LeaseDocument(cluster_id="prod", identity_epoch=1, boot_epoch=1, holder="gw-b", epoch=epoch, **times)
+        return other.sign(LEASE, document).encode()
+
+    words = SignedLease(trust, fences, SetClock(), boot_epoch=1)
+    assert words.open(lease(JSON_INT_MAX)) is None
+    found = words.open(lease(8))
+    assert found is not None
+    assert found.epoch == 8
+
+    async def scenario() -> int | None:
+        shared = MemoryCluster()
+        evil, store = shared.client("gw-b", is_authority=True), shared.client("gw-a", is_authority=True)
+        await evil.put(Bucket.LEASES, CONTROLLER_KEY, lease(JSON_INT_MAX))
+        taken = ClusterLease(store, words, fences, holder="gw-a", clock=SetClock())
+        return await taken.step()
+
+    epochs: list[int | None] = []
+
+    async def work() -> None:
+        epochs.append(await scenario())
+
+    in_virtual_time(work)
+    fences.close()
+    assert epochs == [8]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbctl.base.errors import SbctlError
+from sbctl.base.limits import JSON_INT_MAX
 from sbctl.node.cluster_documents import (
     ASSIGNMENT_PAYLOAD_TYPE,
     SNAPSHOT_PAYLOAD_TYPE,
@@ -440,6 +441,26 @@ def test_C6_to_C8_only_the_newest_word_of_the_lease_holder_counts(
     fence: LeaseFence | None, seen: int, expected: str
 ) -> None:
     assert obeys(assignment(), fence=fence, seen=seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("epoch", "seen", "expected"),
+    [
+        (5, 4, "accepted"),
+        (4 + (1 << 20), 4, "accepted"),
+        (5 + (1 << 20), 4, "lease.leap"),
+        (JSON_INT_MAX, 4, "lease.leap"),
+        (1 << 40, 0, "accepted"),
+        (1 + (1 << 52), 0, "lease.leap"),
+        (JSON_INT_MAX, 0, "lease.leap"),
+    ],
+)
+def test_C9_no_authority_takes_the_last_lease_of_all(epoch: int, seen: int, expected: str) -> None:
+    """After it is revoked, another one can still speak with a higher epoch."""
+    assert obeys(assignment(lease_epoch=epoch), seen=seen) == expected
+    if seen:
+        fence = LeaseFence(seen, "gw-b", 1, "x")
+        assert obeys(assignment(lease_epoch=epoch), fence=fence) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, Changed, ClusterStore, Resync
 from sbctl.runtime.log import get_log
+from sbctl.trust.cluster_fences import check_epoch
 from sbctl.trust.peer_kinds import LEASE, moment_of
 
 __all__ = ["SignedLease"]
@@ -49,7 +50,9 @@ class SignedLease:
     def open(self, value: bytes) -> LeaseDocument | None:
         try:
             text = value.decode("utf-8", "replace")
-            return self._trust.verifier.open(text, LEASE, now=self._clock.now(), marks=self._fences.known()).document
+            lease = self._trust.verifier.open(text, LEASE, now=self._clock.now(), marks=self._fences.known()).document
+            check_epoch(lease.epoch, lease.holder, seen=self._fences.lease_epoch_seen)
+            return lease
         except SbctlError as error:
             self._log.warning("a lease is not believed", code=error.code, reason=error.message)
             return None
