@@ -38,7 +38,7 @@ from sbctl.placement.model import (
     RefusalReason,
 )
 from sbctl.placement.reconcile import reconcile
-from sbctl.plan.model import Plan
+from sbctl.plan.model import Change, Plan
 from sbctl.trust.bundle import DeploymentMember
 from sbctl.trust.cluster_bundle import ClusterDeployment, replica_digest
 
@@ -69,8 +69,24 @@ def with_placement(plan: Plan, config: CompiledConfig | None, snapshots: Mapping
         "changes": [_change(one) for one in moved],
         "deferred_moves": after.deferred_moves,
     }
-    notes = (*plan.notes, *_store_notes(config, snapshots))
-    return replace(plan, placement=document, notes=notes, unfit=(*plan.unfit, *_unplaced(demands, after)))
+    return replace(
+        plan,
+        changes=tuple(_weighed(change, known) for change in plan.changes),
+        placement=document,
+        notes=(*plan.notes, *_store_notes(config, snapshots)),
+        unfit=(*plan.unfit, *_unplaced(demands, after)),
+    )
+
+
+def _weighed(change: Change, demands: Mapping[str, DeploymentDemand]) -> Change:
+    """A row of a deployment tells the memory that it is placed by, not the catalog's figure, which knows nothing of context or requests."""
+    demand = demands.get(change.address.name or "") if change.address.kind == "deployment" else None
+    return change if demand is None or not change.memory_bytes else replace(change, memory_bytes=_replica_bytes(demand))
+
+
+def _replica_bytes(demand: DeploymentDemand) -> int:
+    way = demand.ways[0]
+    return way.host_bytes + way.device_bytes * way.devices
 
 
 def _store_notes(config: CompiledConfig, snapshots: Mapping[str, NodeSnapshot | None]) -> Iterator[str]:
@@ -224,12 +240,11 @@ def _placed(
     demand = next(one for one in demands if one.deployment == name)
     one = after.deployments.get(name) or DeploymentPlacement(name, demand.digest, 0, demand.replicas)
     explained = explain(view, demands, after, name)
-    way = demand.ways[0]
     return {
         "deployment": name,
         "replicas": demand.replicas,
         "unplaced": one.unplaced,
-        "memory_bytes": way.host_bytes + way.device_bytes * way.devices,
+        "memory_bytes": _replica_bytes(demand),
         "assignments": [
             {"slot": place.slot, "node": place.node_id, "variant": place.variant, "devices": list(place.devices)}
             for place in one.target

@@ -98,6 +98,13 @@ def test_as_data_it_has_every_worker_and_its_facts(world: ProviderWorld) -> None
     assert {row.node for row in big.nodes} == {"gpu-1", "gpu-2", "gpu-3"}
 
 
+def test_the_row_of_a_deployment_tells_the_memory_that_it_is_placed_by(world: ProviderWorld) -> None:
+    plan = planned(world, text(more=BIG % 2))
+    placed = {one.deployment: one.memory_bytes for one in part(plan).deployments}
+    rows = {change.address.name: change.memory_bytes for change in plan.changes if change.address.kind == "deployment"}
+    assert rows == placed
+
+
 def test_a_host_that_gives_no_answer_gets_nothing_and_says_so(world: ProviderWorld) -> None:
     world.fleet.unreachable.add("gpu-1")
     (chat,) = part(planned(world, text())).deployments
