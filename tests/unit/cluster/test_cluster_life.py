@@ -8,16 +8,20 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from sbctl.base.errors import EngineError, SbctlError
+from sbctl.base.errors import HTTP_STATUS, EngineError, SbctlError
 from sbctl.node.cluster_messages import ClusterPublish, ClusterPublished
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.node.snapshot import ClusterState
 from sbctl.runtime.cluster.control import publish
+from sbctl.runtime.cluster.fences import COPY_NAME
 from sbctl.runtime.cluster.status import plans_document, status_document
 from sbctl.runtime.cluster.store import Bucket
+from sbctl.runtime.gateway.head import read_head
+from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.provision import quiet
 from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_world import ClusterWorld, SimNode
@@ -373,6 +377,32 @@ def test_a_gateway_that_starts_while_the_store_is_away_asks_the_nodes_that_it_kn
         gw = await world.start("gw")
         await asyncio.sleep(1)
         assert not any(gw.node.roster.is_asked(row) for row in gw.node.roster.view.rows.values())
+
+    _run(tmp_path, scenario)
+
+
+def test_a_gateway_whose_memory_is_lost_believes_nobody_lets_nobody_in_and_says_what_to_do(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        a, w1, gw = await world.build(a=("authority",), w1=("worker",), gw=("gateway",))
+        await world.publish(a, {"q": Q}, 1)
+        await _served(w1)
+        await asyncio.sleep(MINUTE_S)
+        await gw.crash()
+        for name in ("cluster.db", COPY_NAME):
+            (world.paths("gw").state / name).write_bytes(b"noise" * 2000)
+        gw = await world.start("gw")
+        public = gw.node.gateway(KeyLimits(), cast("Any", None), bound_to_loopback=False)
+        assert public is not None
+        await asyncio.sleep(5 * MINUTE_S)
+        assert gw.node.desired.held is None
+        assert not public._is_ready()
+        with pytest.raises(EngineError) as refused:
+            public.check(read_head(b"GET /v1/models HTTP/1.1\r\nHost: ai\r\nAuthorization: Bearer known\r\n\r\n"))
+        assert (refused.value.code, HTTP_STATUS.status(refused.value.code)) == ("desired_state_unknown", 503)
+        problem = gw.node.facts().problem or ""
+        assert "is lost, and it believes nobody" in problem
+        assert "sbctl cluster rotate" in problem
+        assert a.node.roster.view.rows["gw"].exclusion == "behind_active_generation"
 
     _run(tmp_path, scenario)
 
