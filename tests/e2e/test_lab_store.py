@@ -176,6 +176,45 @@ async def test_stores_restart_one_after_another_while_somebody_writes(
         assert json.loads(host.ssh("curl -s 127.0.0.1:8223/healthz")) == {"status": "ok"}
 
 
+DATA = "/var/lib/private/sbctl-store"
+
+
+@pytest.mark.soak
+async def test_a_store_whose_disk_was_full_comes_back_by_itself_and_with_no_more_rights(
+    fleet: OperatorWorld, hosts: tuple[LabHost, ...]
+) -> None:
+    host, store = hosts[2], client(fleet, hosts)
+    health = f"curl -s 127.0.0.1:{fleet.config['proxy']['cluster']['store'].get('monitor_port', 8222)}/healthz"
+    await store.start()
+
+    async def told(wanted: str) -> bool | None:
+        with suppress(SbctlError):
+            await store.put(Bucket.DESIRED, PROBE, bytes(200_000))
+        return True if wanted in await asyncio.to_thread(host.ssh, health, check=False) else None
+
+    host.ssh(f"systemctl stop {UNIT} && mount -t tmpfs -o size=32m tmpfs {DATA} && systemctl start {UNIT}")
+    try:
+        await eventually(lambda: told('"ok"'))
+        pid = show(host, "MainPID")
+        host.ssh(f"dd if=/dev/zero of={DATA}/filler bs=64k 2>/dev/null", check=False)
+        await eventually(lambda: told("JetStream not enabled"))
+        said = await asyncio.to_thread(sbctl, fleet, "status", expect=8)
+        assert "its disk is full" in " ".join(said.split())
+        assert show(host, "MainPID") == pid
+
+        owners = host.ssh(f"ps -o uid= -p {pid}; ps -o uid= -p $(pgrep -f '[s]tore-keeper')").split()
+        assert owners[0] == owners[1] != "0"
+        host.ssh(f"rm {DATA}/filler")
+        await eventually(lambda: told('"ok"'))
+        assert show(host, "MainPID") != pid
+        assert "there is room again: the store starts anew" in host.ssh(f"journalctl -u {UNIT} --no-pager")
+        assert "started anew by itself once" in " ".join((await asyncio.to_thread(sbctl, fleet, "status")).split())
+        await asyncio.to_thread(sbctl, fleet, "plan", expect=0)
+    finally:
+        await store.close()
+        host.ssh(f"systemctl stop {UNIT} && umount {DATA} && systemctl start {UNIT}")
+
+
 def test_a_new_identity_is_taken_up_without_a_restart(fleet: OperatorWorld, hosts: tuple[LabHost, ...]) -> None:
     host = hosts[0]
     before = host.ssh("cat", f"{IDENTITY}/node.pem")
