@@ -28,24 +28,25 @@ from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_trust import HeldTrust
 from sbctl.runtime.cluster.kept_documents import assignment_of
+from sbctl.runtime.cluster.offers import Offer, Offers
 from sbctl.runtime.cluster.pending import Pending
-from sbctl.runtime.cluster.store import Bucket, Changed, ClusterStore, Resync, node_token
+from sbctl.runtime.cluster.store import ClusterStore
+from sbctl.runtime.cluster.tries import AGAIN_FIRST_S, Tries
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.log import get_log
 from sbctl.runtime.peer.worker import other_generation
 from sbctl.runtime.reconcile import Assigned
 from sbctl.runtime.staying import AssignedAs
-from sbctl.trust.bundle import BundleContent, DeploymentMember, member_digest
+from sbctl.trust.bundle import BundleContent, DeploymentMember
 from sbctl.trust.cluster_bundle import NodeContent, node_content, replica_digest
-from sbctl.trust.cluster_fences import LeaseFence, admit_assignment
-from sbctl.trust.peer_documents import VerifiedDocument
-from sbctl.trust.peer_kinds import ASSIGNMENT, moment_of
+from sbctl.trust.peer_kinds import moment_of
 
 __all__ = ["Obedience", "Runs"]
 
-_AGAIN_FIRST_S: Final = 2.0
-_AGAIN_CAP_S: Final = 60.0
+_SPACING: Final = 3.0
+_SPACING_MAX_S: Final = 0.5
+"""With many deployments a step takes a while; what comes meanwhile, one by one, is taken up together."""
 _LOOK_AGAIN_S: Final = 15.0
 """At an assignment that is not believed: a clock, a list or a bundle may be another by then."""
 
@@ -60,18 +61,10 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Obeyed:
-    """An assignment that counts here. `fence` and `text` None: it was committed."""
+    """An assignment that counts here. `offer` None: it was committed."""
 
     document: AssignmentDocument
-    fence: LeaseFence | None = None
-    text: str | None = None
-
-
-@dataclass(slots=True)
-class _Failure:
-    error: SbctlError
-    attempts: int
-    until_s: float
+    offer: Offer | None = None
 
 
 class Obedience:
@@ -93,33 +86,25 @@ class Obedience:
         state: Path,
         devices: Callable[[], HostDevices],
     ) -> None:
-        self._node_id = node_id
         self._is_worker = is_worker
         self._runs = runs
-        self._prepare = prepare
         self._desired = desired
-        self._trust = trust
         self._fences = fences
-        self._store = store
         self._clock = clock
         self._changed = changed
         self._state = state
         self._devices = devices
         self._wake = asyncio.Event()
-        self._offered: str | None = None
+        self._offers = Offers(node_id, desired=desired, trust=trust, fences=fences, store=store, clock=clock)
+        self._tries = Tries(prepare, self._wake.set)
         self._current: _Obeyed | None = self._kept()
         self._committed: AssignmentDocument | None = None if self._current is None else self._current.document
         self._applied: BundleContent | None = None
         self._told: Mapping[str, AssignedAs] = {}
         """How what runs was named to the reconciler."""
-        self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._fetched: set[str] = set()
-        self._failed: dict[str, _Failure] = {}
         self._again: frozenset[str] = frozenset()
         """What an operator wants tried again, with the assignment that is not committed yet."""
         self._pending: tuple[Pending, ...] = ()
-        self.refusal: SbctlError | None = None
-        """Why the newest assignment that was shown is not obeyed."""
         self._log = get_log("obey")
 
     # At the start
@@ -140,11 +125,16 @@ class Obedience:
         projected = self._projected(self._current.document)
         members = {name: one for name, one in projected.content.deployments.items() if name not in projected.refused}
         self._applied = content = projected.content.model_copy(update={"deployments": members})
-        self._fetched = {member_digest(member) for member in members.values()}
+        self._tries.are_here(members.values())
         self._told = self._names(self._current.document, members)
         return Assigned(content, self._told)
 
     # What others read
+
+    @property
+    def refusal(self) -> SbctlError | None:
+        """Why the newest assignment that was shown is not obeyed."""
+        return self._offers.refusal
 
     def mark(self) -> AssignmentMark | None:
         document = self._committed
@@ -201,22 +191,13 @@ class Obedience:
         try:
             async with asyncio.TaskGroup() as group:
                 if self._is_worker:
-                    group.create_task(self._follow())
+                    group.create_task(self._offers.follow(self._wake.set))
                 group.create_task(self._work())
         finally:
-            for task in self._fetching.values():
-                task.cancel()
-
-    async def _follow(self) -> None:
-        key = node_token(self._node_id)
-        async for told in self._store.watch(Bucket.ASSIGNMENTS, key):
-            entries = told.entries if isinstance(told, Resync) else (told.entry,) if isinstance(told, Changed) else ()
-            for entry in entries:
-                if entry.key == key:
-                    self._offered = entry.value.decode("utf-8", "replace")
-                    self._wake.set()
+            self._tries.end()
 
     async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
         wait_s: float | None = None
         self._wake.set()
         while True:
@@ -224,12 +205,14 @@ class Obedience:
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
             self._wake.clear()
+            began_s = loop.time()
             try:
                 wait_s = await self.step()
             except SbctlError as error:
                 self._log.error("not obeyed now", code=error.code, reason=error.message)
-                wait_s = _AGAIN_FIRST_S
+                wait_s = AGAIN_FIRST_S
             self._changed()
+            await asyncio.sleep(min(_SPACING_MAX_S, _SPACING * (loop.time() - began_s)))
 
     async def step(self) -> float | None:
         """Take up what is offered and go as far as can be gone now. Seconds until something is to be tried again."""
@@ -254,45 +237,19 @@ class Obedience:
         self._applied = content
 
     async def _look_at_offer(self) -> None:
-        text = self._offered
-        if text is None:
+        offer = await self._offers.take()
+        if offer is None:
             return
-        try:
-            verified, fence = await self._admitted(text)
-        except SbctlError as error:
-            if self.refusal is None or self.refusal.message != error.message:
-                self._log.warning("assignment not taken", code=error.code, reason=error.message)
-            self.refusal = error
-            return
-        self.refusal = None
-        if self._offered == text:
-            self._offered = None
-        if fence is not None:
-            self._again |= self._wished_again(verified.document)
-            for name in self._again:
-                self._failed.pop(name, None)
-            self._current = _Obeyed(verified.document, fence, text)
+        self._again |= self._wished_again(offer.document)
+        for name in self._again:
+            self._tries.forget(name)
+        self._current = _Obeyed(offer.document, offer)
 
     def _wished_again(self, document: AssignmentDocument) -> frozenset[str]:
         before = {} if self._current is None else self._current.document.deployments
         return frozenset(
             name for name, parts in document.deployments.items() if wish_of(parts) > wish_of(before.get(name, ()))
         )
-
-    async def _admitted(self, text: str) -> tuple[VerifiedDocument[AssignmentDocument], LeaseFence | None]:
-        """None: it is the one that is committed. Its signer's mark is durable when this returns."""
-        now = self._clock.now()
-        verified = self._trust.verifier.open(text, ASSIGNMENT, now=now, marks=self._fences.known())
-        await asyncio.to_thread(self._fences.note, verified.document.signer, verified.mark)
-        obeyed = admit_assignment(
-            verified,
-            node_id=self._node_id,
-            held=self._desired.mark,
-            fence=self._fences.fence("assignment"),
-            lease_epoch_seen=self._fences.lease_epoch_seen,
-            now=now,
-        )
-        return verified, None if obeyed.repeat else obeyed.fence
 
     # One assignment
 
@@ -308,15 +265,15 @@ class Obedience:
     async def _carry_out(self, current: _Obeyed) -> float | None:
         projected = await asyncio.to_thread(self._projected, current.document)
         names = self._names(current.document, projected.content.deployments)
-        self._forget_others(projected)
+        self._tries.forget_others(projected.content.deployments)
         while True:
             content, waiting = self._possible(projected, names)
             self._pending = tuple(self._waiting(waiting, projected, names))
             told = {
                 name: called for name, called in names.items() if name in content.deployments and name not in waiting
             }
-            if content == self._applied and told == self._told and current.fence is None:
-                return self._next_try_s()
+            if content == self._applied and told == self._told and current.offer is None:
+                return self._tries.next_s()
             try:
                 drain_s = drain_seconds(current.document, self._clock.now())
                 await self._commit(current, Assigned(content, told, drain_s, self._again))
@@ -324,22 +281,12 @@ class Obedience:
                 name = str(error.detail.get("deployment", ""))
                 if name not in told:
                     raise
-                self._note_failure(name, error)
+                self._tries.failed(name, error)
                 continue
-            current = replace(current, fence=None, text=None)
+            current = replace(current, offer=None)
             self._again = frozenset()
             for name in told:
-                self._failed.pop(name, None)
-
-    def _forget_others(self, projected: NodeContent) -> None:
-        """What was tried and fetched for what is not assigned any more."""
-        wanted = projected.content.deployments
-        for name in [each for each in self._failed if each not in wanted]:
-            self._failed.pop(name)
-        digests = {member_digest(member) for member in wanted.values()}
-        for digest in [each for each in self._fetching if each not in digests]:
-            self._fetching.pop(digest).cancel()
-        self._fetched &= digests
+                self._tries.forget(name)
 
     def _possible(
         self, projected: NodeContent, names: Mapping[str, AssignedAs]
@@ -350,7 +297,7 @@ class Obedience:
         for name, member in projected.content.deployments.items():
             running = self._runs.generations.get(name)
             is_same = running is not None and running.runs(member, names[name])
-            if name not in projected.refused and (is_same or (self._may_try(name) and self._is_fetched(name, member))):
+            if name not in projected.refused and (is_same or self._tries.may_begin(name, member)):
                 members[name] = member
                 continue
             waiting.add(name)
@@ -362,8 +309,7 @@ class Obedience:
         self, waiting: frozenset[str], projected: NodeContent, names: Mapping[str, AssignedAs]
     ) -> Iterable[Pending]:
         for name in sorted(waiting):
-            failure = self._failed.get(name)
-            error = projected.refused.get(name) or (None if failure is None else failure.error)
+            error = projected.refused.get(name) or self._tries.error(name)
             yield Pending(name, projected.content.deployments[name], names[name], error)
 
     async def _commit(self, current: _Obeyed, assigned: Assigned) -> None:
@@ -372,16 +318,16 @@ class Obedience:
 
         def durable() -> None:
             self._fences.remember({replica_digest(member): member for member in deployments.values()})
-            if current.fence is not None and current.text is not None:
+            if (offer := current.offer) is not None:
                 issued = moment_of(document.issued_at_unix_ms)
-                self._fences.accept("assignment", current.fence, current.text, issued_at=issued)
+                self._fences.accept("assignment", offer.fence, offer.text, issued_at=issued)
             self._note_weights(deployments)
 
         async def commit() -> None:
             await asyncio.to_thread(durable)
             self._committed = document
             if self._current is current:
-                self._current = replace(current, fence=None, text=None)
+                self._current = replace(current, offer=None)
 
         await self._runs.apply_assigned(assigned, commit)
         self._applied, self._told = assigned.content, assigned.names
@@ -407,40 +353,3 @@ class Obedience:
             not generation.member.warm or generation.ready_replicas == len(generation.replicas)
             for generation in self._runs.generations.values()
         )
-
-    # Weights, and tries
-
-    def _is_fetched(self, name: str, member: DeploymentMember) -> bool:
-        """Else they are on their way when this returns."""
-        digest = member_digest(member)
-        if digest in self._fetched or not (member.warm or member.pull == "on_boot"):
-            return True
-        if digest not in self._fetching:
-            self._fetching[digest] = asyncio.create_task(self._fetch(name, member, digest))
-        return False
-
-    async def _fetch(self, name: str, member: DeploymentMember, digest: str) -> None:
-        try:
-            await self._prepare(member)
-            self._fetched.add(digest)
-        except SbctlError as error:
-            self._note_failure(name, error)
-        finally:
-            self._fetching.pop(digest, None)
-            self._wake.set()
-
-    def _may_try(self, name: str) -> bool:
-        failure = self._failed.get(name)
-        return failure is None or asyncio.get_running_loop().time() >= failure.until_s
-
-    def _note_failure(self, name: str, error: SbctlError) -> None:
-        known = self._failed.get(name)
-        attempts = 1 if known is None else known.attempts + 1
-        wait_s = min(_AGAIN_CAP_S, _AGAIN_FIRST_S * 2.0 ** min(attempts - 1, 10))
-        self._failed[name] = _Failure(error, attempts, asyncio.get_running_loop().time() + wait_s)
-        self._log.warning("not as assigned", deployment=name, code=error.code, reason=error.message, again_in_s=wait_s)
-
-    def _next_try_s(self) -> float | None:
-        now_s = asyncio.get_running_loop().time()
-        waits = [failure.until_s - now_s for failure in self._failed.values() if failure.until_s > now_s]
-        return min(waits, default=None)

@@ -192,7 +192,7 @@ def test_a_rollout_that_failed_is_begun_again_at_once_where_it_failed(tmp_path: 
         await world.publish(a, {"q": Q.model_copy(update={"replicas": 1})}, 1)
         plan = lambda: a.node.feed.plan  # noqa: E731
         await until(lambda: (p := plan()) is not None and p.deployments["q"].rollout.timed_out, at_most_s=60 * MINUTE_S)
-        await until(lambda: w1.node.obedience._failed["q"].attempts == 7, at_most_s=60 * MINUTE_S)
+        await until(lambda: w1.node.obedience._tries._failed["q"].attempts == 7, at_most_s=60 * MINUTE_S)
         w1.engines.faults.clear()
         began = world.clock.monotonic_s()
         first = await Operator(a).asks("retry", "q")
