@@ -29,6 +29,14 @@ write_known_hosts() {
   done >"$lab/known_hosts"
 }
 
+# Somebody's sb.yml on stdout, with the hosts of this lab behind the jump in place of its own, in their order.
+onto() { # file
+  awk -v network="10.78.$number" -v key="$lab/operator_key" '
+    /address: [0-9]/ && !/^ *bind_address/ { sub(/address: [0-9.]+/, "address: " network "." ++count + 1) }
+    /^ +host_key:/ { next }
+    { sub(/, host_key: "[^"]*"/, ""); sub(/identity_file: [^},]+/, "identity_file: " key); print }' "$1"
+}
+
 case "${1:-}" in
   up)
     need_all up
@@ -43,6 +51,7 @@ case "${1:-}" in
     echo "$count hosts run: a jump at 10.78.$number.1 and $behind behind it. Next: cd examples/lab, then as its README says"
     ;;
   pins) write_known_hosts ;;
+  onto) onto "${2:?the sb.yml to write anew}" ;;
   down)
     need_all down
     "$hosts" down
@@ -50,7 +59,7 @@ case "${1:-}" in
     rm -rf "$here/.sbctl" "$here/sb.hosts.lock"
     ;;
   *)
-    echo "usage: lab.sh up [HOSTS]|down" >&2
+    echo "usage: lab.sh up [HOSTS]|down|onto FILE" >&2
     exit 64
     ;;
 esac

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ruamel.yaml import YAML
 
 from sbctl.trust.authority import Authority
 from sbctl.trust.cluster_bundle import CLUSTER_BUNDLE_PAYLOAD_TYPE, ClusterBundlePayload
@@ -165,7 +166,7 @@ def test_the_lab_for_people_runs_as_its_page_says(lab: Lab, sessions: Callable[[
         [EXAMPLES / "lab" / "lab.sh", "pins"], env={**os.environ, "SBCTL_LAB": number}, check=True, timeout=60
     )
     try:
-        for block in blocks_of(EXAMPLES / "lab" / "README.md"):
+        for block in (one for one in blocks_of(EXAMPLES / "lab" / "README.md") if one.is_run):
             for command in block.commands():
                 moved = command.line.replace("10.78.0.", f"10.78.{number}.").replace(
                     "sbctl-lab-0/", f"sbctl-lab-{number}/"
@@ -225,6 +226,20 @@ def test_three_hosts_become_one_service_as_the_page_says(lab: Lab, sessions: Cal
     finally:
         for host in lab.hosts:
             lab.pristine(host)
+
+
+@pytest.mark.parametrize("example", CLUSTERS)
+def test_a_cluster_of_the_examples_is_written_anew_for_hosts_of_the_lab(example: str, tmp_path: Path) -> None:
+    script, file = EXAMPLES / "lab" / "lab.sh", EXAMPLES / example / "sb.yml"
+    done = subprocess.run(
+        [script, "onto", file], env={**os.environ, "SBCTL_LAB": "7"}, check=True, capture_output=True, text=True
+    )
+    before, after = (YAML(typ="safe").load(text) for text in (file.read_text(encoding="utf-8"), done.stdout))
+    for number, host in enumerate(before["fleet"]["hosts"].values(), 2):
+        host["address"] = f"10.78.7.{number}"
+        del host["host_key"]
+    before["fleet"]["ssh"]["identity_file"] = "/run/sbctl-lab-7/operator_key"
+    assert after == before
 
 
 def test_the_lab_says_what_it_needs_where_it_cannot_run() -> None:
