@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,13 @@ _BUSY_S: Final = 5.0
 
 
 def opened(database: Path) -> sqlite3.Connection:
-    """For any thread, one at a time; statements begin no transaction of their own. Raises sqlite3.DatabaseError, also for what is no database."""
+    """For any thread, one at a time; statements begin no transaction of their own. A new one is its owner's alone, whatever the process masks.
+
+    Raises sqlite3.DatabaseError, also for what is no database.
+    """
+    with contextlib.suppress(OSError):
+        # Made here when it is missing, never opened when it is there: closing it again would drop the locks of other connections.
+        os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=_BUSY_S)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -20,6 +21,8 @@ from sbctl.base.limits import JSON_INT_MAX
 from sbctl.node.cluster_documents import SNAPSHOT_PAYLOAD_TYPE, DeviceReport, LeaseDocument
 from sbctl.node.paths import node_paths
 from sbctl.placement.model import NO_DIGEST, DeploymentPlacement, PlacementPlan
+from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
+from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.happenings import happened
@@ -30,6 +33,7 @@ from sbctl.runtime.cluster.overview import artifacts_document, metrics_document,
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, node_key
+from sbctl.runtime.durable_sqlite import opened
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.peer.known import KnownCluster
 from sbctl.trust.envelope import sign_with
@@ -266,3 +270,27 @@ def test_C9_a_lease_that_leaps_counts_as_none_and_is_taken_over(tmp_path: Path) 
     in_virtual_time(work)
     fences.close()
     assert epochs == [8]
+
+
+def test_H5_what_a_node_remembers_is_its_owner_s_whatever_the_process_masks(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    before = os.umask(0)
+    try:
+        fences, archive, other = (
+            ClusterFences(state / "cluster.db"),
+            BundleArchive(state / "cluster-bundles.db"),
+            opened(state / "runtime.db"),
+        )
+        fences.take_lease_epoch(3)
+        other.execute("CREATE TABLE t (a)")
+        RosterMemory(state).keep({"a": "b"}, NOW)
+        take_boot_epoch(state, NOW)
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in state.iterdir()}
+        fences.close()
+        archive.close()
+        other.close()
+    finally:
+        os.umask(before)
+    assert len(modes) >= 8
+    assert set(modes.values()) == {"0o600"}, modes
