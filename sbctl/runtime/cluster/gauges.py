@@ -61,7 +61,7 @@ class ClusterGauges(Collector):
             _PREFIX + "nodes", "Nodes in the directory, by whether they count.", labels=["state"]
         )
         facts = self._node.facts()
-        there = [row for row in facts.rows.values() if not row.removed]
+        there = [row for row in facts.rows.values() if not facts.is_out(row)]
         counts = Counter("excluded" if row.exclusion else "counted" for row in there)
         for state in ("counted", "excluded"):
             health.add_metric([state], counts[state])

@@ -52,6 +52,12 @@ class Facts:
         unheard = {name: DirectoryRow(name, problem=_NEVER_HEARD) for name in named - self.view.rows.keys()}
         return {**self.view.rows, **unheard}
 
+    def is_out(self, row: DirectoryRow) -> bool:
+        """It said farewell, its place in the store is empty, or an authority that knows all workers of sb.yml does not miss one that was
+        revoked. Nobody is alarmed for such a one."""
+        is_given_up = row.exclusion == "identity_revoked" and self.is_authority and row.node_id not in self.expected
+        return row.removed or has_left(row) or is_given_up
+
     @property
     def absent(self) -> tuple[str, ...]:
         """Workers of sb.yml that nothing was ever heard of."""
@@ -208,6 +214,8 @@ def _node(row: DirectoryRow, facts: Facts) -> dict[str, Any]:
     unhealthy = row.exclusion in _UNHEALTHY_EXCLUSIONS or snapshot is None
     reasons = ([row.exclusion] if row.exclusion else []) + (list(snapshot.health.reason_codes) if snapshot else [])
     degraded = bool(row.exclusion) or (snapshot is not None and snapshot.health.state == "degraded")
+    if snapshot is not None and snapshot.authority_stale:
+        reasons, degraded = [*reasons, "authority_stale"], True
     # Of a process before this one only when the snapshot was made is known.
     age = None if snapshot is None else max(0, facts.now_ms - (row.heard_at_ms or snapshot.published_at_unix_ms))
     return {
@@ -226,16 +234,10 @@ def _node(row: DirectoryRow, facts: Facts) -> dict[str, Any]:
         "problem": row.problem or None,
         "snapshot_age_ms": age,
         "model_eligible": snapshot is not None and not row.exclusion and "worker" in snapshot.node.roles,
-        "removed": _is_out(row, facts),
+        "removed": facts.is_out(row),
         "evacuating": row.node_id in facts.actions.evacuated,
         **(_untold(row, facts) if snapshot is None else _told(snapshot)),
     }
-
-
-def _is_out(row: DirectoryRow, facts: Facts) -> bool:
-    """It said farewell, its place in the store is empty, or an authority that knows all workers of sb.yml does not miss one that was revoked."""
-    is_given_up = row.exclusion == "identity_revoked" and facts.is_authority and row.node_id not in facts.expected
-    return row.removed or has_left(row) or is_given_up
 
 
 def _untold(row: DirectoryRow, facts: Facts) -> dict[str, Any]:

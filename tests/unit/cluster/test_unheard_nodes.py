@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from sbctl.runtime.cluster.status import plans_document, status_document
 from sbctl.views.cluster_live_views import alerts
 from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_trust import NOW
-from tests.simulators.cluster_world import ClusterWorld
+from tests.simulators.cluster_world import ClusterWorld, SimNode
 from tests.simulators.engine_world import facts, in_virtual_time, until
 from tests.simulators.runtime_world import member
 
@@ -39,6 +40,11 @@ def run(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> No
             await world.close()
 
     in_virtual_time(work)
+
+
+def _is_told_stale(at: SimNode, name: str) -> bool:
+    row = at.node.roster.view.rows.get(name)
+    return row is not None and row.snapshot is not None and row.snapshot.authority_stale
 
 
 def gauge(gauges: ClusterGauges, line: str) -> bool:
@@ -115,10 +121,8 @@ def test_a_node_that_is_taken_out_says_farewell_and_is_no_alert(tmp_path: Path, 
     async def scenario(world: ClusterWorld) -> None:
         del world.kits["w2"]
         a, _, leaves = await world.build(a=("authority",), w1=("worker",), w2=(role,))
-        await world.publish(a, {"q": Q}, 1)
         await until(lambda: len(a.node.roster.view.rows) == 3, at_most_s=MINUTE_S)
         leaves.node.host.drain.begin("leave")
-        await asyncio.sleep(2 * MINUTE_S)
         del world.kits["w2"], world.nodes["w2"]
         await leaves.node.leave()
         await leaves.crash()
@@ -129,5 +133,31 @@ def test_a_node_that_is_taken_out_says_farewell_and_is_no_alert(tmp_path: Path, 
         assert {one["node_id"]: one["removed"] for one in told["nodes"]} == {"a": False, "w1": False, "w2": True}
         assert (told["summary"]["total_nodes"], told["summary"]["healthy_nodes"]) == (2, 2)
         assert not alerts(ClusterStatus.model_validate(told))
+
+    run(tmp_path, scenario)
+
+
+def test_who_hears_of_no_authority_for_seven_days_is_degraded_and_says_why(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        del world.kits["w2"]
+        a, w1 = await world.build(a=("authority",), w1=("worker",))
+        w1.node.publisher._ports = replace(w1.node.publisher._ports, authority_stale=lambda: True)
+        w1.node.publisher.poke()
+        await until(lambda: _is_told_stale(a, "w1"), at_most_s=MINUTE_S)
+        row = next(one for one in status_document(a.node.facts())["nodes"] if one["node_id"] == "w1")
+        assert (row["health"], row["unhealthy_reasons"]) == ("degraded", ["authority_stale"])
+
+    run(tmp_path, scenario)
+
+
+def test_a_revoked_host_that_sb_yml_does_not_name_any_more_is_a_tombstone(tmp_path: Path) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        del world.kits["w2"]
+        a, _ = await world.build(a=("authority",), w1=("worker",))
+        await until(lambda: len(a.node.roster.view.rows) == 2, at_most_s=MINUTE_S)
+        revoked = replace(a.node.roster.view.rows["w1"], exclusion="identity_revoked")
+        for expected, is_out in ((frozenset({"w1"}), False), (frozenset(), True)):
+            assert replace(a.node.facts(), expected=expected).is_out(revoked) is is_out
+        assert not replace(a.node.facts(), expected=frozenset(), is_authority=False).is_out(revoked)
 
     run(tmp_path, scenario)
