@@ -33,7 +33,8 @@ def joined(  # noqa: PLR0917 - the parts of a daemon
     if config is None or settings.started_by_hand:
         return None
     from sbctl.runtime.cluster.gauges import ClusterGauges
-    from sbctl.runtime.cluster.node import ClusterNode, Host
+    from sbctl.runtime.cluster.host import Host
+    from sbctl.runtime.cluster.node import ClusterNode
 
     host = Host(
         settings,

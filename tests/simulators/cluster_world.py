@@ -20,7 +20,8 @@ from sbctl.node.cluster_config import ClusterConfig, ClusterStoreServer
 from sbctl.node.cluster_documents import ClusterRole
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
-from sbctl.runtime.cluster.node import ClusterNode, Host
+from sbctl.runtime.cluster.host import Host
+from sbctl.runtime.cluster.node import ClusterNode
 from sbctl.runtime.drain import Drain
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.host_devices import HostDevices
@@ -118,7 +119,7 @@ class SimNode:
             self.clock,  # type: ignore[arg-type]
         )
         self.node = _Node(host, config, connect=lambda _host, _config: world.connection(self.name, roles))
-        self.node._peer_address = "127.0.0.1:1" if "worker" in roles else None
+        self.node.peers.address = "127.0.0.1:1" if "worker" in roles else None
 
     async def start(self) -> None:
         await self.reconciler.restore((), self.node.restored())

@@ -11,22 +11,17 @@ Nothing here holds up the runtime's own work: a store that is away leaves everyt
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aiohttp import web
 
-from sbctl.base.clock import Clock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_config import ClusterConfig
 from sbctl.node.cluster_documents import ClusterNode as NodeName
 from sbctl.placement.operator_actions import NO_ACTIONS
 from sbctl.runtime.audit import Note
-from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
 from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.control import with_cluster
@@ -37,76 +32,38 @@ from sbctl.runtime.cluster.door import ClusterDoor
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_signers import HeldSigners
 from sbctl.runtime.cluster.held_trust import HeldTrust
+from sbctl.runtime.cluster.host import Host, NodeStore
 from sbctl.runtime.cluster.leading import Leading, leading
 from sbctl.runtime.cluster.lease_words import SignedLease
 from sbctl.runtime.cluster.nats_store import NatsStore, StoreServer
 from sbctl.runtime.cluster.obey import Obedience
+from sbctl.runtime.cluster.peer_ends import PeerEnds, Port
 from sbctl.runtime.cluster.plan_feed import PlanFeed
 from sbctl.runtime.cluster.publisher import Publisher, PublisherPorts
 from sbctl.runtime.cluster.report import Reporter, watch_replicas
 from sbctl.runtime.cluster.roster import Roster
 from sbctl.runtime.cluster.roster_memory import RosterMemory
 from sbctl.runtime.cluster.status import Facts
-from sbctl.runtime.cluster.store import Bucket, ClusterStore, node_key
+from sbctl.runtime.cluster.store import Bucket, node_key
 from sbctl.runtime.cluster.store_tls import store_context
 from sbctl.runtime.cluster.store_watch import watch_store
-from sbctl.runtime.drain import Drain
-from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.gateway.fallback import Externals
 from sbctl.runtime.gateway.ports import Keys
-from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.log import get_log
-from sbctl.runtime.metrics import RuntimeMetrics
-from sbctl.runtime.peer.candidates import KnownNode
-from sbctl.runtime.peer.client import PeerClient
-from sbctl.runtime.peer.dispatch import Dispatcher
-from sbctl.runtime.peer.envelope import Audience
 from sbctl.runtime.peer.gateway import ClusterGateway
-from sbctl.runtime.peer.identity import PlaneIdentity
-from sbctl.runtime.peer.known import KnownCluster, serving_of
-from sbctl.runtime.peer.listener import PeerListener
-from sbctl.runtime.peer.worker import PeerWorker
-from sbctl.runtime.provision import Provisioner, quiet
-from sbctl.runtime.reconcile import Assigned, Reconciler
-from sbctl.runtime.room import Budget
-from sbctl.runtime.settings import Settings
+from sbctl.runtime.provision import quiet
+from sbctl.runtime.reconcile import Assigned
 from sbctl.runtime.watching import keep_watching
 from sbctl.trust.cluster_fences import authority_stale
-from sbctl.trust.peer_documents import Peer
 
-__all__ = ["ClusterNode", "Host", "NodeStore"]
+__all__ = ["ClusterNode"]
 
 _PREPARE_S: Final = 10.0
 _COME_BACK_S: Final = 20.0
 """The longest that a node takes to find the store again."""
 _LEAVE_S: Final = 1.0
 _SERVICE_AGAIN_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The runtime that becomes a node."""
-
-    settings: Settings
-    reconciler: Reconciler
-    provisioner: Provisioner
-    drain: Drain
-    metrics: RuntimeMetrics
-    budget: Budget
-    devices: HostDevices
-    clock: Clock
-    events: EventSink = NO_EVENTS
-
-
-class NodeStore(ClusterStore, Protocol):
-    """The store with a connection of its own."""
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def prepare(self, *, replicas: int) -> None: ...
 
 
 def _connect(host: Host, config: ClusterConfig) -> NodeStore:
@@ -145,12 +102,7 @@ class ClusterNode:
             events=host.events,
         )
         self._words = SignedLease(self.trust, self.fences, clock, boot_epoch=self._boot_epoch)
-        self._plane = PlaneIdentity(self.trust)
-        self._listener: PeerListener | None = None
-        self._peer_address: str | None = None
-        self._peers: PeerWorker | None = None
-        self._client: PeerClient | None = None
-        self._known = KnownCluster(config.node_id, config.labels)
+        self.peers = PeerEnds(host, config, self.trust, self.fences, boot_epoch=self._boot_epoch)
         self.feed = PlanFeed(self.trust, self.fences, self.store, clock)
         self.roster = self._make_roster()
         self.publisher = self._make_publisher_and_obedience()
@@ -211,7 +163,7 @@ class ClusterNode:
     def _name(self) -> NodeName:
         config = self.config
         return NodeName(
-            node_id=config.node_id, roles=config.roles, labels=config.labels, peer_address=self._peer_address
+            node_id=config.node_id, roles=config.roles, labels=config.labels, peer_address=self.peers.address
         )
 
     def _make_leading(self) -> Leading | None:
@@ -254,47 +206,18 @@ class ClusterNode:
 
     def gateway(self, keys: Keys, externals: Externals, *, bound_to_loopback: bool) -> ClusterGateway | None:
         """The public API of a gateway; None on a node of another role."""
-        if "gateway" not in self.config.roles:
-            return None
-        host = self.host
-        self._client = PeerClient(self._plane, boot_epoch=self._boot_epoch, clock=self._clock)
+        gateway = self.peers.gateway(keys, externals, bound_to_loopback=bound_to_loopback)
         # The first request comes before the store is heard.
         self._refresh_known()
-        return ClusterGateway(
-            host.reconciler,
-            host.metrics,
-            keys,
-            host.drain,
-            externals,
-            bound_to_loopback=bound_to_loopback,
-            cluster=self._known,
-            dispatcher=Dispatcher(self._known, self._client, host.metrics.peers),
-        )
+        return gateway
 
-    def peer_plane(self) -> tuple[PeerListener, socket.socket, ssl.SSLContext] | None:
+    def peer_plane(self) -> Port | None:
         """The port for gateways, bound; None on a node that is no worker. Raises HostError of binding."""
-        peer, host = self.config.peer, self.host
-        if peer is None or "worker" not in self.config.roles:
-            return None
-        self._peers = PeerWorker(
-            self._plane,
-            self.obedience,
-            self.fences,
-            here=Audience(self.config.node_id, self._boot_epoch),
-            clock=self._clock,
-            drain=host.drain,
-            meter=host.metrics,
-            metrics=host.metrics.peers,
-        )
-        self._listener = PeerListener(self._peers, self._plane, self.fences.known)
-        sock = bind_tcp(peer.bind, peer.port)
-        host_part = f"[{peer.advertise}]" if ":" in peer.advertise else peer.advertise
-        self._peer_address = f"{host_part}:{sock.getsockname()[1]}"
-        return self._listener, sock, self._plane.server_context
+        return self.peers.port(self.obedience)
 
     def plane_is_ready(self) -> bool:
         """Whether gateways get in."""
-        return self._listener is not None and self._listener.is_bound and self.trust.signer is not None
+        return self.peers.is_open
 
     def with_routes(self, app: web.Application, note: Note) -> web.Application:
         """The control socket's application with those of the cluster. `note` writes into the audit."""
@@ -334,9 +257,7 @@ class ClusterNode:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2 * _LEAVE_S)
         self._tasks = []
-        if self._peers is not None:
-            self._peers.stop_admitting()
-            self._listener = None
+        self.peers.stop_admitting()
         with suppress(TimeoutError, SbctlError):
             async with asyncio.timeout(_LEAVE_S):
                 is_told = await self.publisher.publish()
@@ -345,8 +266,7 @@ class ClusterNode:
                     await self.store.delete(Bucket.NODES, node_key(self.config.node_id))
 
     async def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
+        self.peers.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await self.store.close()
@@ -400,28 +320,7 @@ class ClusterNode:
             self.controller.poke()
 
     def _refresh_known(self) -> None:
-        """What the gateway chooses from: the directory, with this node's own newest word."""
-        held, own, signer = self.desired.held, self.publisher.last, self.trust.signer
-        if self._client is None or held is None:
-            return
-        here = self.config.node_id
-        nodes = [
-            KnownNode(row.snapshot, row.peer, is_silent=not self.roster.is_asked(row))
-            for row in self.roster.view.rows.values()
-            if row.node_id != here and row.snapshot is not None and row.peer is not None
-            if self.roster.is_asked(row) or self.roster.may_answer(row)
-        ]
-        if own is not None and signer is not None:
-            identity = signer.identity
-            nodes.append(KnownNode(own, Peer(identity.claims, identity.certificate.fingerprint, identity.until)))
-        plan = self.feed.plan
-        self._known.take(
-            nodes,
-            held.payload.content.deployments,
-            {} if plan is None else serving_of(plan),
-            policy_revision=held.payload.revision,
-            has_origins=bool(held.payload.content.origins),
-        )
+        self.peers.know(self.roster, self.desired.held, self.publisher.last, self.feed.plan)
 
     async def _keep_buckets(self) -> None:
         """An authority makes them, also after the store lost its disks."""
