@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import ValidationError
-
-from sbctl.base.errors import HostError, UsageError
+from sbctl.base.errors import UsageError
 from sbctl.base.ids import is_digest
 from sbctl.cli.node_calls import Nodes
 from sbctl.node.messages import Method
 from sbctl.node.reading_messages import AuditVerify
 from sbctl.node.records import AuditAnswer
+from sbctl.remote.answers import read_answer
 from sbctl.remote.session import HostSession
 from sbctl.views.audit_views import AuditRow
 from sbctl.views.models_views import PlaceError
@@ -43,15 +42,7 @@ def walked(nodes: Nodes, expected: tuple[int, str] | None) -> tuple[list[AuditRo
         raw = session.call(
             Method.AUDIT_VERIFY, asked, secrets={}, deadline_s=_WALK_S, progress=lambda _done, _total: None
         )
-        try:
-            return AuditAnswer.model_validate(raw)
-        except ValidationError as error:
-            raise HostError(
-                "host.answer_invalid",
-                "what the host tells of its audit makes no sense",
-                place=name,
-                next_step="its runtime may be of another version: run sbctl apply",
-            ) from error
+        return read_answer(AuditAnswer, raw, name)
 
     found, errors = nodes.each(work)
     return [AuditRow(name, answer) for name, answer in found], errors

@@ -10,18 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from pydantic import ValidationError
-
 from sbctl.artifacts.egress_probe import ask_sources
 from sbctl.artifacts.fetch_policy import FetchSettings, shown
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.artifacts.source_answer import SourceAnswer
-from sbctl.base.errors import HostError, SbctlError
+from sbctl.base.errors import SbctlError
 from sbctl.base.limits import CONNECT_MAX_PARALLEL, NODE_CALL_DEADLINE_S
 from sbctl.config.compiled import CompiledConfig, CompiledHost
 from sbctl.node.egress_messages import EgressCheck, EgressTold
 from sbctl.node.messages import Method
 from sbctl.node.snapshot import NodeSnapshot
+from sbctl.remote.answers import read_answer
 from sbctl.remote.observe import FleetObservation
 from sbctl.views.host_views import Check
 
@@ -125,9 +124,4 @@ def _ask_host(fleet: FleetObservation, name: str, wanted: tuple[ArtifactFacts, .
     raw = fleet.sessions[name].call(
         Method.EGRESS_CHECK, request, secrets={}, deadline_s=NODE_CALL_DEADLINE_S, progress=lambda *_told: None
     )
-    try:
-        return EgressTold.model_validate(raw).sources
-    except ValidationError as error:
-        raise HostError(
-            "host.answer_invalid", "what the host tells of its sources makes no sense", place=name
-        ) from error
+    return read_answer(EgressTold, raw, name).sources

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from sbctl.base.errors import HostError, SbctlError, UsageError
 from sbctl.cli.following import Answer
 from sbctl.node.messages import Method
 from sbctl.node.records import EventsAnswer, LogLine, LogsAnswer, NodeEvent
+from sbctl.remote.answers import read_answer
 from sbctl.remote.session import HostSession
 from sbctl.remote.transport import no_progress
 
@@ -86,14 +86,4 @@ def _asked(session: HostSession, method: Method, params: Mapping[str, Any], mode
                 next_step="upgrade it: sbctl apply",
             ) from error
         raise
-    try:
-        return model.model_validate_json(json.dumps(raw))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise HostError(
-            "host.answer_invalid",
-            f"what the host tells makes no sense at {where}: {first['msg']}",
-            place=session.host,
-            next_step="its runtime may be of a newer sbctl: use that version here",
-        ) from error
+    return read_answer(model, raw, session.host)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from sbctl.artifacts.answers import CacheListing, Pruned, Pulled, Removed, Verified
 from sbctl.artifacts.cache import ArtifactCache
@@ -23,7 +23,7 @@ from sbctl.artifacts.cache_calls import CacheCalls
 from sbctl.artifacts.download import Progress
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.connection import Connection
-from sbctl.base.errors import ConfigError, HostError, InputError, SbctlError, UsageError
+from sbctl.base.errors import ConfigError, InputError, SbctlError, UsageError
 from sbctl.base.limits import GIB, NODE_CALL_DEADLINE_S, SNAPSHOT_DEADLINE_S
 from sbctl.base.patterns import NamePattern
 from sbctl.base.suggest import did_you_mean
@@ -46,6 +46,7 @@ from sbctl.node.artifact_messages import (
 from sbctl.node.messages import Method
 from sbctl.node.paths import node_paths
 from sbctl.node.snapshot import NodeSnapshot
+from sbctl.remote.answers import read_answer
 from sbctl.remote.session import HostSession, open_session
 
 __all__ = ["HERE", "Door", "Place", "PlaceRequest", "chosen_hosts", "config_of", "has_runtime", "opened_places"]
@@ -334,15 +335,4 @@ class HostDoor:
                 progress=progress,
             )
 
-        raw = self._lines.ask(self._name, ask)
-        try:
-            return answer.model_validate(raw)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise HostError(
-                "host.answer_invalid",
-                f"what the host tells makes no sense at {where}: {first['msg']}",
-                place=self._name,
-                next_step="its runtime may be of another version: run sbctl apply",
-            ) from error
+        return read_answer(answer, self._lines.ask(self._name, ask), self._name)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
-from pydantic import ValidationError
-
 from sbctl.base.errors import DegradedError, HostError, SbctlError
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.cli.node_calls import Nodes
 from sbctl.node.messages import DeploymentAction, Method
 from sbctl.node.snapshot import DeploymentState
+from sbctl.remote.answers import read_answer
 from sbctl.remote.session import HostSession
 from sbctl.views.models_views import PlaceError
 from sbctl.views.replica_views import MovedRow, PsRow
@@ -67,16 +66,7 @@ def moved(
             deadline_s=deadline_s,
             progress=begin(title),
         )
-        try:
-            state = DeploymentState.model_validate(raw)
-        except ValidationError as error:
-            raise HostError(
-                "host.answer_invalid",
-                "what the host tells of the deployment makes no sense",
-                place=name,
-                next_step="its runtime may be of another version: run sbctl apply",
-            ) from error
-        return state
+        return read_answer(DeploymentState, raw, name)
 
     found, errors = nodes.each(work)
     if found:

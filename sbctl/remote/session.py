@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
-
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
 from sbctl.base.errors import HostError, SbctlError
@@ -29,6 +27,7 @@ from sbctl.base.secret import Secret
 from sbctl.node.lease import LeaseClaim
 from sbctl.node.messages import PARAMS, Method
 from sbctl.node.snapshot import NodeSnapshot, PortHolder, PythonFact, is_new_enough
+from sbctl.remote.answers import read_answer
 from sbctl.remote.bootstrap import FACTS
 from sbctl.remote.channel import NodeChannel, NodeMissing
 from sbctl.remote.host_lease import HostLease, open_lease
@@ -94,7 +93,7 @@ class HostSession:
                 if broken.sent or attempt:
                     raise broken.cause from broken
             else:
-                found = _snapshot(self.host, {**answer, "bootstrapped": True})
+                found = read_answer(NodeSnapshot, {**answer, "bootstrapped": True}, self.host)
                 self._pythons = found.host.pythons
                 return found
         raise AssertionError("two attempts end in an answer or an error")
@@ -103,7 +102,7 @@ class HostSession:
         """Who listens on these TCP ports of the host. Raises as `snapshot`."""
         asked = {"extra_pythons": [], "pythons_if_installed": False, "ports": list(ports)}
         raw = self._transport.bootstrap(FACTS, asked, python=None, deadline_s=deadline_s)
-        return _snapshot(self.host, {**raw, "bootstrapped": False}).host.ports
+        return read_answer(NodeSnapshot, {**raw, "bootstrapped": False}, self.host).host.ports
 
     def call(
         self,
@@ -192,7 +191,7 @@ class HostSession:
         if self._facts is None or (pythons and not self._facts.has_pythons):
             asked = {"extra_pythons": list(self._extra_pythons), "pythons_if_installed": pythons}
             raw = self._transport.bootstrap(FACTS, asked, python=None, deadline_s=self._left(deadline))
-            told = _snapshot(self.host, {**raw, "bootstrapped": False})
+            told = read_answer(NodeSnapshot, {**raw, "bootstrapped": False}, self.host)
             self._facts = _Facts(told, _environment(raw), pythons or not told.runtime.installed_versions)
         return self._facts
 
@@ -291,20 +290,6 @@ class HostSession:
         if self._node is not None:
             self._node.close()
             self._node = None
-
-
-def _snapshot(host: str, raw: Mapping[str, Any]) -> NodeSnapshot:
-    try:
-        return NodeSnapshot.model_validate_json(json.dumps(dict(raw)))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise HostError(
-            "host.answer_invalid",
-            f"what the host tells makes no sense at {where}: {first['msg']}",
-            place=host,
-            next_step="its runtime may be of a newer sbctl: use that version here; else look what the machine is (sbctl host shell HOST)",
-        ) from error
 
 
 def _environment(raw: Mapping[str, Any]) -> dict[str, str]:
