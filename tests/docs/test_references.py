@@ -14,9 +14,11 @@ import pytest
 
 from sbctl.apply import events
 from sbctl.base.errors import ExitCode
+from sbctl.placement.documents import LEAVES
 from sbctl.plan.document import ChangeDocument, LeafDocument, PlanDocument, SummaryDocument
 from sbctl.plan.model import Action
 from sbctl.runtime.admin_routes import ROUTES
+from sbctl.runtime.cluster.directory import Exclusion
 from sbctl.runtime.gateway.surface import MODELS_PATHS, SURFACE
 from sbctl.runtime.listeners import PROBE_ROUTES
 from sbctl.runtime.metrics import RuntimeMetrics
@@ -47,6 +49,20 @@ def _page(name: str) -> str:
 def test_generated_pages_are_current() -> None:
     stale = _tool("generate").drifted()
     assert not stale, f"{', '.join(path.name for path in stale)} differ from the source: run `make docs`"
+
+
+def test_a_cluster_s_page_says_what_to_do_about_each_reason_of_a_node() -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    section = page[page.index("### Why a node does not count") : page.index("## When a worker has to go")]
+    rows = {
+        name
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for name in re.findall("`([a-z_]+)`", line.split("|")[1])
+    }
+    assert rows == set(get_args(Exclusion)) - {""}
+    for code in ("crash_loop", LEAVES, "authority_stale", "device_gone"):
+        assert f"`{code}`" in section
 
 
 def test_every_error_code_of_the_source_is_listed_with_a_sentence() -> None:
