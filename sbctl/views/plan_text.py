@@ -30,6 +30,7 @@ _DOWNTIME: Final = {
     "queue": "Requests wait while it changes.",
     "refuse": "Requests are refused while it changes.",
 }
+_OF_ITS_HOST: Final = {"address", "host", "member_of", "members", "after", "steps"}
 _NOTHING: Final = {
     "apply": "No changes: the fleet is as sb.yml says.",
     "rollback": "No changes: the fleet is as it was then.",
@@ -48,8 +49,12 @@ def plan_text(document: PlanDocument, *, width: int = 80, explain: bool = False)
     rows = shown_changes(document)
     if header and rows:
         text.append("\n")
+    repeated = _repeated(rows) if document.placement is not None else {}
     for change in rows:
-        text.append_text(_row(change, document.mode, width, explain))
+        if change.address in repeated:
+            text.append_text(_row(change, document.mode, width, explain, like=repeated[change.address]))
+        elif change.member_of not in repeated:
+            text.append_text(_row(change, document.mode, width, explain))
     if rows:
         text.append("\n")
     placed = None if document.placement is None else placement_text(document.placement, width=width, explain=explain)
@@ -118,9 +123,23 @@ def carried_words(change: ChangeDocument) -> str:
     return next((f"revision {leaf_words(leaf)}" for leaf in change.leaves if leaf.path == "revision"), "")
 
 
-def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
+def _repeated(rows: tuple[ChangeDocument, ...]) -> dict[str, str]:
+    """The authorities of a cluster get one bundle: those after the first that would show the same, each with the one that shows it."""
+    shown: dict[tuple[str, ...], str] = {}
+    found: dict[str, str] = {}
+    for bundle in (row for row in rows if row.kind == "bundle"):
+        parts = (bundle, *(row for row in rows if row.member_of == bundle.address))
+        said = tuple(part.model_dump_json(exclude=_OF_ITS_HOST) for part in parts)
+        first = shown.setdefault(said, bundle.address)
+        if first != bundle.address:
+            found[bundle.address] = first
+    return found
+
+
+def _row(change: ChangeDocument, mode: str, width: int, explain: bool, like: str = "") -> Text:
+    """`like`: the bundle that shows the same, with its members."""
     if change.carries_only and not change.blocked:
-        return _carrier(change)
+        return _carrier(change, like)
     symbol = "!" if change.blocked else SYMBOLS[change.action]
     noticed = "unreachable" if change.action == "unreachable" else str(change.blast_radius)
     indent = 2 if change.member_of else 0
@@ -128,7 +147,7 @@ def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
     line = Text(head, style=_STYLES[symbol])
     line.append(padded(safe(change.address), width - len(head) - _RADIUS_COLUMNS), style="bold")
     line.append(f"{noticed}\n", style=RADIUS_STYLES[noticed])
-    details = tuple(_details(change, mode, explain))
+    details = (("", f"as {safe(like)}", ""),) if like else tuple(_details(change, mode, explain))
     columns = label_columns(label for label, _, _ in details if label)
     for label, words, style in details:
         if label:
@@ -138,9 +157,9 @@ def _row(change: ChangeDocument, mode: str, width: int, explain: bool) -> Text:
     return line
 
 
-def _carrier(change: ChangeDocument) -> Text:
+def _carrier(change: ChangeDocument, like: str) -> Text:
     """A bundle above the members it is signed anew for."""
-    words = joined((safe(change.address), carried_words(change)), ", ")
+    words = joined((safe(change.address), carried_words(change), f"as {safe(like)}" if like else ""), ", ")
     return Text(f"    {words}\n", style="dim")
 
 

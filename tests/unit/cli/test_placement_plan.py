@@ -20,7 +20,7 @@ from sbctl.plan.policy import plan_exit_code
 from sbctl.remote.observe import FleetObservation
 from sbctl.views.plan_text import plan_text
 from tests.simulators.provider_world import ProviderWorld
-from tests.unit.providers.test_cluster import ROLES, text, world_of
+from tests.unit.providers.test_cluster import EVERYTHING, ROLES, text, world_of
 
 pytestmark = pytest.mark.flow
 
@@ -89,6 +89,13 @@ def test_each_worker_has_its_reason_when_asked_for_and_what_has_no_place_is_refu
     )
     with pytest.raises(RefusedError, match="big has no place"):
         refuse_unfit(Planned(plan, world.inputs(), FleetObservation({}, {}, {}, 0.0), world.config))
+
+
+def test_the_bundle_of_three_authorities_is_shown_once(tmp_path: Path) -> None:
+    plan = planned(world_of(tmp_path, *EVERYTHING), text(EVERYTHING))
+    said = plan_text(document_of(plan), width=110).plain
+    assert [line.split()[1] for line in said.splitlines() if "/chat " in line] == ["deployment.a/chat"]
+    assert said.count("      as bundle.a\n") == 2
 
 
 def test_as_data_it_has_every_worker_and_its_facts(world: ProviderWorld) -> None:
