@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from sbctl.base.clock import Clock
-from sbctl.base.errors import RefusedError, SbctlError
+from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import AssignmentDocument, AssignmentMark
 from sbctl.runtime.assigned import write_assigned
 from sbctl.runtime.cluster.assigned_devices import refused_devices
@@ -35,7 +35,7 @@ from sbctl.runtime.cluster.tries import AGAIN_FIRST_S, Tries
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.host_devices import HostDevices
 from sbctl.runtime.log import get_log
-from sbctl.runtime.peer.worker import other_generation
+from sbctl.runtime.peer.assigned import served
 from sbctl.runtime.reconcile import Assigned
 from sbctl.runtime.staying import AssignedAs
 from sbctl.trust.bundle import BundleContent, DeploymentMember
@@ -163,17 +163,8 @@ class Obedience:
         return {one.deployment: one.error.message for one in self._pending if one.error is not None}
 
     def serving(self, deployment: str, generation: int) -> Generation:
-        """For dispatches of gateways: what runs of it, also by a former number that this node was told to keep.
-
-        Raises RefusedError `deployment_not_assigned`, and what `other_generation` makes of the number that counts.
-        """
-        found = self._runs.generations.get(deployment)
-        if found is None:
-            raise RefusedError("deployment_not_assigned", "this node does not serve that deployment", retryable=True)
-        serves = found.number if found.assigned is None else found.assigned.generation
-        if generation != serves and generation not in self._kept_generations(deployment):
-            raise other_generation(serves)
-        return found
+        """For dispatches of gateways, as `served`; former numbers are those that this node was told to keep."""
+        return served(self._runs.generations, deployment, generation, kept=self._kept_generations(deployment))
 
     def _kept_generations(self, deployment: str) -> set[int]:
         if self._committed is None:

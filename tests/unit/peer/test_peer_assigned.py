@@ -1,4 +1,4 @@
-"""Generations of a host by the numbers of its cluster."""
+"""Generations of a host by the numbers of its cluster; 6 is one that it was told to keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from sbctl.base.errors import RefusedError
-from sbctl.runtime.peer.assigned import RuntimeAssigned
+from sbctl.runtime.peer.assigned import served
 from sbctl.runtime.staying import AssignedAs
 
 
@@ -16,7 +16,8 @@ from sbctl.runtime.staying import AssignedAs
     ("deployment", "generation", "code", "told"),
     [
         ("q", 7, None, None),
-        ("q", 6, "stale_deployment_generation", 7),
+        ("q", 6, None, None),
+        ("q", 5, "stale_deployment_generation", 7),
         ("q", 8, "stale_deployment_generation", 7),
         ("own", 1, None, None),
         ("own", 7, "stale_deployment_generation", 1),
@@ -30,10 +31,10 @@ def test_a_dispatch_reaches_what_the_cluster_assigned(
         "q": SimpleNamespace(assigned=AssignedAs(7, (0,)), number=4),
         "own": SimpleNamespace(assigned=None, number=1),
     }
-    assigned = RuntimeAssigned(cast("Any", SimpleNamespace(generations=running)))
+    generations = cast("dict[str, Any]", running)
     if code is None:
-        assert assigned.serving(deployment, generation) is cast("Any", running[deployment])
+        assert served(generations, deployment, generation, kept=(6,)) is generations[deployment]
         return
     with pytest.raises(RefusedError) as caught:
-        assigned.serving(deployment, generation)
+        served(generations, deployment, generation, kept=(6,))
     assert (caught.value.code, caught.value.detail.get("generation")) == (code, told)
