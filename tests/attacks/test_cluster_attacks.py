@@ -22,6 +22,7 @@ from sbctl.node.cluster_documents import SNAPSHOT_PAYLOAD_TYPE, DeviceReport, Le
 from sbctl.node.paths import node_paths
 from sbctl.placement.model import NO_DIGEST, DeploymentPlacement, PlacementPlan
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
+from sbctl.runtime.cluster.buckets import bucket_config, differs
 from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
 from sbctl.runtime.cluster.fences import ClusterFences
@@ -294,3 +295,12 @@ def test_H5_what_a_node_remembers_is_its_owner_s_whatever_the_process_masks(tmp_
         os.umask(before)
     assert len(modes) >= 8
     assert set(modes.values()) == {"0o600"}, modes
+
+
+@pytest.mark.parametrize("bucket", Bucket)
+def test_G17_ids_that_writers_give_their_messages_are_forgotten_at_once(bucket: Bucket) -> None:
+    """The store's server keeps them in memory for its window, two minutes where nobody says another; a store that has that one is brought to ours."""
+    wanted = bucket_config(bucket, replicas=1)
+    assert wanted["duplicate_window"] == 100_000_000
+    assert not differs(wanted, wanted)
+    assert differs(wanted, {**wanted, "duplicate_window": 120_000_000_000})

@@ -23,6 +23,8 @@ BUCKET_MAX_BYTES: Final[Mapping[Bucket, int]] = {
 STORE_MAX_BYTES: Final = sum(BUCKET_MAX_BYTES.values()) + 256 * MIB
 """Of all that the server may keep on disk."""
 _HEADERS_MAX_BYTES: Final = 4 * KIB
+_DUPLICATES_NS: Final = 100_000_000
+"""The shortest that the server takes: so long it keeps each id by which a writer may mark its message, in memory, and none of ours does."""
 
 
 def bucket_config(bucket: Bucket, *, replicas: int) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def bucket_config(bucket: Bucket, *, replicas: int) -> dict[str, Any]:
         "max_age": 0,
         "max_msg_size": VALUE_MAX_BYTES[bucket] + _HEADERS_MAX_BYTES,
         "max_consumers": -1,
-        "duplicate_window": 0,
+        "duplicate_window": _DUPLICATES_NS,
         "allow_direct": True,
         "allow_msg_ttl": True,
         "allow_rollup_hdrs": False,
@@ -52,7 +54,5 @@ def bucket_config(bucket: Bucket, *, replicas: int) -> dict[str, Any]:
 
 def differs(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     """Whether the server has another configuration than the wanted one; it fills in what was not said, and leaves out what is off."""
-    unset = {"max_age": 0, "duplicate_window": 0, "deny_delete": False, "deny_purge": False, "allow_rollup_hdrs": False}
-    return any(
-        found.get(name, unset.get(name)) != value for name, value in wanted.items() if name != "duplicate_window"
-    )
+    unset = {"max_age": 0, "deny_delete": False, "deny_purge": False, "allow_rollup_hdrs": False}
+    return any(found.get(name, unset.get(name)) != value for name, value in wanted.items())
