@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sbctl.base.errors import EngineError, SbctlError
-from sbctl.base.limits import CRASH_LOOP_ATTEMPTS, RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
+from sbctl.base.limits import CRASH_LOOP_ATTEMPTS
 from sbctl.runtime.event_log import NO_EVENTS, EventSink
 from sbctl.runtime.launch import Launched, LaunchPorts
 from sbctl.runtime.provision import Progress
@@ -27,7 +27,6 @@ __all__ = [
     "Stop",
     "StoppedBy",
     "as_engine_error",
-    "backoff_s",
     "for_a_reset",
     "refused",
     "settle",
@@ -38,12 +37,6 @@ LoadedBy = Literal["request", "operator", "reconcile"]
 StoppedBy = Literal["operator", "idle"]
 Evicted = Literal["lru", "keep_alive", "manual"]
 """Why an idle engine was unloaded: another needed its room, nobody used it, an operator said so."""
-
-
-def backoff_s(failures: int, chance: float) -> float:
-    """Seconds before the attempt after `failures` failures in a row; `chance` in 0..1 takes away up to half."""
-    full = min(RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S * 2.0 ** (failures - 1))
-    return full * (1 - chance / 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,17 @@ from collections.abc import Callable
 from typing import Final
 
 from sbctl.base.errors import SbctlError
-from sbctl.base.limits import CRASH_LOOP_ATTEMPTS
-from sbctl.runtime.replica_messages import backoff_s
+from sbctl.base.limits import CRASH_LOOP_ATTEMPTS, RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S
 
-__all__ = ["Restarts"]
+__all__ = ["Restarts", "backoff_s"]
 
 _STABLE_AFTER_S: Final = 60.0
+
+
+def backoff_s(failures: int, chance: float) -> float:
+    """Seconds before the attempt after `failures` failures in a row; `chance` in 0..1 takes away up to half."""
+    full = min(RESTART_BACKOFF_CAP_S, RESTART_BACKOFF_FIRST_S * 2.0 ** (failures - 1))
+    return full * (1 - chance / 2)
 
 
 class Restarts:

@@ -34,6 +34,7 @@ from sbctl.base.fs import ensure_directory, read_bounded, remove_file, write_ato
 from sbctl.base.limits import MIB
 from sbctl.node.paths import OWNER_LOCK, PREFIX_VARIABLE, NodePaths, node_paths
 from sbctl.runtime.processes import ProcessIdentity, own_identity, process_identity, signal_process
+from sbctl.runtime.restarts import backoff_s
 
 __all__ = [
     "RUNTIME",
@@ -120,8 +121,6 @@ class _Supervisor:
         self._out.addHandler(handler)
 
     def run(self) -> int:
-        from sbctl.runtime.replica_messages import backoff_s
-
         signal.signal(signal.SIGTERM, self._pass_on)
         signal.signal(signal.SIGINT, self._pass_on)
         threading.Thread(target=self._watch_owner, name="owner", daemon=True).start()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sbctl.base.errors import ArtifactError, EngineError
 from sbctl.runtime.engine_host import EngineLabel
 from sbctl.runtime.replica import Replica
-from sbctl.runtime.replica_messages import backoff_s
 from sbctl.runtime.replica_states import TRANSITIONS, ReplicaPhase, check_transition
+from sbctl.runtime.restarts import backoff_s
 from sbctl.trust.bundle import DeploymentMember
 from tests.simulators.engine_world import EngineWorld, facts, in_virtual_time, outcome_of, settle, until
 from tests.simulators.runtime_world import member
