@@ -341,7 +341,7 @@ def _exists(directory: Path) -> RefusedError:
         "authority.exists",
         "something stands here already, and an authority is never overwritten",
         place=str(directory),
-        next_step="name another directory (--dir), or use the authority that is there: sbctl cluster status",
+        next_step="name another directory (--dir), or use the authority that is there: sbctl cluster status --identities",
     )
 
 
