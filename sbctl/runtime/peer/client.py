@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -83,8 +83,10 @@ class PeerPool(Pool):
 class _Answer:
     """Hands an answer to its relay, or turns a refusal into the error that it is."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, node_id: str, deployment: str) -> None:
         self.relay = relay
+        self.node_id = node_id
+        self.deployment = deployment
         self.ending = relay.ending
         self.present: int | None = None
         """The start of its process, the generation, or the time that the worker says it has where it was asked for another."""
@@ -121,6 +123,11 @@ class _Answer:
             self.relay.end()
         else:
             self.ending.end(refusal_of(self._status, self._fields, bytes(self._refusal)))
+
+    def give_up(self) -> None:
+        """Wait no longer for a word of it."""
+        if not self.heard:
+            self.ending.end(EngineError("transport_failed", "the worker fell silent", retryable=True))
 
     def broke(self, why: str) -> None:
         if self.relay.begun:
@@ -186,6 +193,8 @@ class PeerClient:
         """Starts of workers that they told us of before the directory did, by the certificate that said so."""
         self._clocks: dict[str, tuple[str, int]] = {}
         """How far ahead of ours a worker's clock is, in milliseconds, by the certificate that said so; of those that refused by it."""
+        self._asked: set[_Answer] = set()
+        """What workers were asked and have not ended."""
         self._log = get_log("dispatch")
         self._seldom = Seldom(clock.monotonic_s)
         identity.on_change(self._renew)
@@ -195,6 +204,13 @@ class PeerClient:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+
+    def give_up(self, is_left: Callable[[str, str], bool]) -> None:
+        """Ask others instead, where no byte of an answer has come. `is_left`: whether nobody asks this node for this deployment any more, since
+        it fell silent and others are there. A process that is stopped keeps its connections, so that nothing else would tell."""
+        for answer in list(self._asked):
+            if not answer.heard and is_left(answer.node_id, answer.deployment):
+                answer.give_up()
 
     def _renew(self) -> None:
         """Certificate, CA or revocation list are others. A revoked worker is cut off, whatever it answers; elsewhere what runs goes on, and new
@@ -235,7 +251,8 @@ class PeerClient:
         answers: list[_Answer] = []
 
         def listen() -> _Answer:
-            answers.append(_Answer(relay()))
+            answers.append(_Answer(relay(), candidate.node_id, errand.deployment))
+            self._asked.add(answers[-1])
             return answers[-1]
 
         def write() -> tuple[bytes, bytes]:
@@ -247,6 +264,8 @@ class PeerClient:
             if error.code in _BEHIND and answers[-1].present is not None:
                 raise _BehindError(answers[-1].present, error) from error
             raise
+        finally:
+            self._asked.difference_update(answers)
         return answered.relay
 
     def _start_of(self, candidate: Candidate) -> int:
