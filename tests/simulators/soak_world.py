@@ -132,10 +132,10 @@ class SoakWorld:
         if self.how == "file":
             self._write(self._desired())
             self.runtime = RuntimeProcess(self.prefix, "--config", str(self._file))
-            self.runtime.await_healthy(60)
+            self.runtime.await_healthy(_PATIENCE_S)
             return
         self.runtime = RuntimeProcess(self.prefix)
-        self.runtime.await_healthy(60)
+        self.runtime.await_healthy(_PATIENCE_S)
         assert "result" in self._take(self._desired())
 
     def _member(self, **changes: Any) -> DeploymentMember:
