@@ -29,7 +29,7 @@ from sbctl.cli.signing import Signer
 from sbctl.cli.workspace import Workspace
 from sbctl.config.secrets import SecretResolver
 from sbctl.node.lease import LeaseClaim
-from sbctl.plan.model import Plan
+from sbctl.plan.model import Plan, PlanMode
 from sbctl.plan.policy import Limits, refusals
 from sbctl.plan.remembered import outdated
 from sbctl.plan.saved_plan import PLAN_PAYLOAD_TYPE, SavedPlan, check_saved, read_saved
@@ -224,20 +224,6 @@ def _carry_out(
         _supplies(workspace),
         identities=IdentitySigner(workspace, workspace.clock),
     )
-    options = ApplyOptions(
-        lease=LeaseClaim(
-            info.operator,
-            f"{request.command} serial {run.serial}",
-            workspace.lineage,
-            f"{run.serial}-{uuid.uuid4().hex}",
-        ),
-        lease_wait_s=request.lock_timeout_s,
-        update=update_of(workspace, found.plan.mode),
-        parallelism=request.plan.parallelism,
-        fail_fast=request.fail_fast,
-        allow_unreachable=request.plan.allow_unreachable,
-        leave_anyway=request.accept_blockers,
-    )
     given_up = [
         recorded
         for address, recorded in found.inputs.recorded.items()
@@ -251,13 +237,27 @@ def _carry_out(
             run=run,
             providers=PROVIDERS,
             services=services,
-            options=options,
+            options=_options(workspace, request, found.plan.mode, info.operator, run.serial),
             sink=sink,
             cancel=cancel,
             given_up=given_up,
         )
     _settle_rollover(workspace, found)
     return result
+
+
+def _options(workspace: Workspace, request: ApplyRequest, mode: PlanMode, operator: str, serial: int) -> ApplyOptions:
+    return ApplyOptions(
+        lease=LeaseClaim(
+            operator, f"{request.command} serial {serial}", workspace.lineage, f"{serial}-{uuid.uuid4().hex}"
+        ),
+        lease_wait_s=request.lock_timeout_s,
+        update=update_of(workspace, mode),
+        parallelism=request.plan.parallelism,
+        fail_fast=request.fail_fast,
+        allow_unreachable=request.plan.allow_unreachable,
+        leave_anyway=request.accept_blockers,
+    )
 
 
 def _settle_rollover(workspace: Workspace, found: Planned) -> None:

@@ -155,50 +155,19 @@ def planned(
     if config is not None:
         refuse_lost(workspace, config.hosts)
     desired = without_lost(workspace, desired, request.mode)
-    state = workspace.state
     hosts = _connections(workspace, config, desired)
     with observe_fleet(
         hosts if request.refresh else {},
         clock=workspace.clock,
         max_parallel=request.parallelism,
-        pythons={name: host.python for name, host in config.hosts.items() if host.python}
-        if config is not None
-        else None,
+        pythons={} if config is None else {name: host.python for name, host in config.hosts.items() if host.python},
         environ=workspace.environ,
         settle=settle,
         secrets=workspace.login_secrets.prepared(hosts.values() if request.refresh else ()),
     ) as observation:
         refuse_lost_machines(workspace, observation.snapshots)
         returned = returned_hosts(workspace, desired, observation.snapshots)
-        seen = last_seen(workspace) if observation.unreachable else {}
-        now = workspace.clock.now()
-        told = (*_identity_notes(workspace, config), *certificate_plan_notes(observation.snapshots, now))
-        inputs = PlanInputs(
-            mode=request.mode,
-            desired=desired,
-            recorded=in_todays_form(state.resources, PROVIDERS) if state is not None else {},
-            snapshots={
-                host: bare(snapshot) if host in returned else snapshot
-                for host, snapshot in observation.snapshots.items()
-            },
-            unreachable={
-                host: _why(error, seen_words(seen.get(host))) for host, error in observation.unreachable.items()
-            },
-            hosts=hosts,
-            lineage=workspace.lineage,
-            serial=state.serial if state is not None else 0,
-            config_digest=config.digest if config is not None else "",
-            catalog_digest=config.catalog_digest if config is not None else "",
-            now=now,
-            targets=request.targets,
-            excludes=request.excludes,
-            replaces=request.replaces,
-            allow_unreachable=request.allow_unreachable,
-            header=_header(workspace, config, observation),
-            refresh=request.refresh,
-            update=update_of(workspace, request.mode),
-            **_protection(workspace, request.mode, config, (*returned.values(), *told)),
-        )
+        inputs = _inputs(workspace, request, config, desired, hosts, observation, returned)
         plan = _built(inputs, config)
         holders = holders_of_changed(plan, observation, config)
         plan = with_ports(plan, config, observation.snapshots, holders)
@@ -207,6 +176,43 @@ def planned(
 
             require_packed(workspace.pack, workspace.file, plan, observation.snapshots)
         yield Planned(plan, inputs, observation, config, tuple(returned), holders)
+
+
+def _inputs(  # noqa: PLR0917 - what a plan is made from
+    workspace: Workspace,
+    request: PlanRequest,
+    config: CompiledConfig | None,
+    desired: tuple[Desired, ...],
+    hosts: Mapping[str, Connection],
+    observation: FleetObservation,
+    returned: Mapping[str, str],
+) -> PlanInputs:
+    state, now = workspace.state, workspace.clock.now()
+    seen = last_seen(workspace) if observation.unreachable else {}
+    told = (*_identity_notes(workspace, config), *certificate_plan_notes(observation.snapshots, now))
+    return PlanInputs(
+        mode=request.mode,
+        desired=desired,
+        recorded=in_todays_form(state.resources, PROVIDERS) if state is not None else {},
+        snapshots={
+            host: bare(snapshot) if host in returned else snapshot for host, snapshot in observation.snapshots.items()
+        },
+        unreachable={host: _why(error, seen_words(seen.get(host))) for host, error in observation.unreachable.items()},
+        hosts=hosts,
+        lineage=workspace.lineage,
+        serial=state.serial if state is not None else 0,
+        config_digest=config.digest if config is not None else "",
+        catalog_digest=config.catalog_digest if config is not None else "",
+        now=now,
+        targets=request.targets,
+        excludes=request.excludes,
+        replaces=request.replaces,
+        allow_unreachable=request.allow_unreachable,
+        header=_header(workspace, config, observation),
+        refresh=request.refresh,
+        update=update_of(workspace, request.mode),
+        **_protection(workspace, request.mode, config, (*returned.values(), *told)),
+    )
 
 
 def update_of(workspace: Workspace, mode: PlanMode) -> UpdatePolicy | None:

@@ -84,33 +84,11 @@ class SecretSources:
             ) from None
 
     def _run(self, reference: str, command: str) -> bytes:
-        import shlex
-        import shutil
         import subprocess
 
         try:
-            words = shlex.split(command)
-        except ValueError:
-            raise InputError(
-                "secret.bad_reference", "the command has an open quote", place=reference, next_step="close it in sb.yml"
-            ) from None
-        program = (
-            words[0]
-            if words and "/" in words[0]
-            else shutil.which(words[0], path=self._environ.get("PATH", os.defpath))
-            if words
-            else None
-        )
-        if program is None:
-            raise InputError(
-                "secret.command_failed",
-                "the command was not found",
-                place=reference,
-                next_step="install it, or name its path",
-            )
-        try:
             done = subprocess.run(
-                [program, *words[1:]],
+                self._argv(reference, command),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_EXEC_DEADLINE_S,
@@ -119,23 +97,43 @@ class SecretSources:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            sentence = f"the command gave no answer in {_EXEC_DEADLINE_S:.0f} s"
-            raise InputError("secret.command_failed", sentence, place=reference, next_step=_BY_HAND) from None
+            raise _failed(reference, f"the command gave no answer in {_EXEC_DEADLINE_S:.0f} s") from None
         except OSError as error:
-            sentence = f"the command could not be started: {error.strerror}"
-            raise InputError("secret.command_failed", sentence, place=reference, next_step=_BY_HAND) from None
+            raise _failed(reference, f"the command could not be started: {error.strerror}") from None
         if done.returncode != 0:
-            raise InputError(
-                "secret.command_failed",
-                f"the command ended with {done.returncode}",
-                place=reference,
-                next_step=_BY_HAND,
-            )
+            raise _failed(reference, f"the command ended with {done.returncode}")
         if len(done.stdout) > _MAX_BYTES:
             raise InputError(
                 "secret.too_large", f"the secret is larger than {_MAX_BYTES} bytes", place=reference, next_step=_BY_HAND
             )
         return done.stdout
+
+    def _argv(self, reference: str, command: str) -> list[str]:
+        """Its program as it is found by the operator's PATH; no shell reads it."""
+        import shlex
+        import shutil
+
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            raise InputError(
+                "secret.bad_reference", "the command has an open quote", place=reference, next_step="close it in sb.yml"
+            ) from None
+        program = words[0] if words else None
+        if program is not None and "/" not in program:
+            program = shutil.which(program, path=self._environ.get("PATH", os.defpath))
+        if program is None:
+            raise InputError(
+                "secret.command_failed",
+                "the command was not found",
+                place=reference,
+                next_step="install it, or name its path",
+            )
+        return [program, *words[1:]]
+
+
+def _failed(reference: str, sentence: str) -> InputError:
+    return InputError("secret.command_failed", sentence, place=reference, next_step=_BY_HAND)
 
 
 def secret_ref(name: str, reference: str, sources: SecretSources, keyed: Callable[[bytes], str] | None) -> SecretRef:

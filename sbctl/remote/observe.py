@@ -7,11 +7,10 @@ connection that was cut during the handshake, a name server that did not answer)
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 
 from sbctl.base.clock import Clock
 from sbctl.base.connection import Connection
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from sbctl.remote.ssh_links import SshLinks
 
 __all__ = ["FleetObservation", "observe_fleet"]
-
-_Found = TypeVar("_Found")
 
 _ATTEMPTS: Final = 3
 _PAUSE_S: Final = 0.5
@@ -88,38 +85,42 @@ def observe_fleet(
         host: open_session(host, connection, clock=clock, python=named.get(host), environ=environ, links=links)
         for host, connection in connections.items()
     }
-    snapshots: dict[str, NodeSnapshot] = {}
-    unreachable: dict[str, UnreachableError | HostError] = {}
-    lock = threading.Lock()
 
-    def observe(host: str) -> None:
-        try:
-            found = _snapshot(sessions[host], clock, deadline_s)
-            if settle is not None and _unrest_s(found):
-                settle(host)
-                found = _settled(sessions[host], clock, deadline_s)
-        except (UnreachableError, HostError) as error:
-            failure: UnreachableError | HostError = error
-        except SbctlError as error:
-            failure = HostError(error.code, error.message, place=error.place or host, next_step=error.next_step)
-        except Exception as error:  # noqa: BLE001 - a fault in one host's answer must not hide the others
-            failure = HostError("host.observe_failed", f"{type(error).__name__}: {error}", place=host)
-        else:
-            with lock:
-                snapshots[host] = found
-            return
-        sessions[host].close()
-        with lock:
-            unreachable[host] = failure
+    def observe(host: str) -> NodeSnapshot | UnreachableError | HostError:
+        return _observed(host, sessions[host], clock, deadline_s, settle)
 
     with ThreadPoolExecutor(
         max_workers=max(1, min(max_parallel, len(connections))), thread_name_prefix="observe"
     ) as pool:
-        list(pool.map(observe, connections))
-    seconds = clock.monotonic_s() - begun
+        answers = dict(zip(connections, pool.map(observe, connections), strict=True))
     return FleetObservation(
-        _in_order(connections, snapshots), _in_order(connections, unreachable), sessions, seconds, links
+        {host: answer for host, answer in answers.items() if isinstance(answer, NodeSnapshot)},
+        {host: answer for host, answer in answers.items() if not isinstance(answer, NodeSnapshot)},
+        sessions,
+        clock.monotonic_s() - begun,
+        links,
     )
+
+
+def _observed(
+    host: str, session: HostSession, clock: Clock, deadline_s: float, settle: Callable[[str], None] | None
+) -> NodeSnapshot | UnreachableError | HostError:
+    """What the host says, or why it says nothing; then its session is closed."""
+    failure: UnreachableError | HostError
+    try:
+        found = _snapshot(session, clock, deadline_s)
+        if settle is not None and _unrest_s(found):
+            settle(host)
+            found = _settled(session, clock, deadline_s)
+        return found
+    except (UnreachableError, HostError) as error:
+        failure = error
+    except SbctlError as error:
+        failure = HostError(error.code, error.message, place=error.place or host, next_step=error.next_step)
+    except Exception as error:  # noqa: BLE001 - a fault in one host's answer must not hide the others
+        failure = HostError("host.observe_failed", f"{type(error).__name__}: {error}", place=host)
+    session.close()
+    return failure
 
 
 def _links(connections: Mapping[str, Connection], clock: Clock, secrets: SecretSource) -> SshLinks | None:
@@ -144,10 +145,6 @@ def _settled(session: HostSession, clock: Clock, deadline_s: float) -> NodeSnaps
         found = _snapshot(session, clock, deadline_s)
         if clock.monotonic_s() - begun >= _unrest_s(found):
             return found
-
-
-def _in_order(connections: Mapping[str, Connection], found: Mapping[str, _Found]) -> dict[str, _Found]:
-    return {host: found[host] for host in connections if host in found}
 
 
 def _snapshot(session: HostSession, clock: Clock, deadline_s: float) -> NodeSnapshot:
