@@ -12,6 +12,7 @@ from sbctl.runtime.cluster.directory import DirectoryRow
 
 __all__ = ["is_done", "progress_of", "unplaced_of"]
 
+_ROLES: Final = frozenset({"worker", "gateway"})
 _HEARD: Final = ("", "behind_active_generation", "deployment_digest_mismatch")
 """Of exclusions: the node says how it stands, and that is believed."""
 
@@ -22,10 +23,10 @@ def progress_of(
     plan: PlacementDocument | None,
     expected: Collection[str] = (),
 ) -> dict[str, NodeProgress]:
-    """Of every worker that is known or `expected`, and of every node that the plan names."""
+    """Of every worker that is known or `expected`, of every gateway that is known, and of every node that the plan names."""
     current = plan if plan is not None and plan.bundle == mark else None
     placed = _by_node(current)
-    names = {name for name, row in rows.items() if row.snapshot is not None and "worker" in row.snapshot.node.roles}
+    names = {name for name, row in rows.items() if row.snapshot is not None and _ROLES & set(row.snapshot.node.roles)}
     return {
         name: _of_node(rows.get(name), mark, current, placed.get(name, []))
         for name in sorted({*names, *placed, *expected})
@@ -46,7 +47,7 @@ def is_done(
     plan: PlacementDocument | None,
 ) -> bool:
     """Whether nothing is left to do: all is placed, every rollout has ended, each node with something to do says that it is ready, and every
-    other worker that is heard has taken the bundle."""
+    other worker and each gateway that is heard has taken the bundle."""
     if plan is None or plan.bundle != mark:
         return False
     if any(one.unplaced_replicas or not _is_settled(one) for one in plan.deployments.values()):
@@ -83,7 +84,8 @@ def _of_node(
     if snapshot.active_bundle != mark or plan is None:
         return NodeProgress(state="behind")
     if not placed:
-        return NodeProgress(state="idle")
+        # A gateway with the bundle answers by its origins and keys.
+        return NodeProgress(state="ready" if "gateway" in snapshot.node.roles else "idle")
     missing = [name for name, replica in placed if not _is_shown(snapshot, name, replica)]
     if not missing:
         return NodeProgress(state="ready")

@@ -92,19 +92,24 @@ def test_a_publication_waits_for_it_a_moment_and_names_it(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
-def test_a_worker_that_is_heard_and_has_not_taken_the_bundle_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["worker", "gateway"])
+def test_a_node_that_is_heard_and_has_not_taken_the_bundle_is_waited_for(tmp_path: Path, role: ClusterRole) -> None:
     async def scenario(world: ClusterWorld) -> None:
         del world.kits["w2"]
-        a, _, w2 = await world.build(a=("authority",), w1=("worker",), w2=("worker",))
+        a, _, w2 = await world.build(a=("authority",), w1=("worker",), w2=(role,))
         await until(lambda: len(a.node.roster.view.rows) == 3, at_most_s=MINUTE_S)
 
         async def refused(_envelope: str) -> bool:
             return False
 
-        w2.node.desired._accept = refused  # type: ignore[method-assign]
+        accept, w2.node.desired._accept = w2.node.desired._accept, refused  # type: ignore[method-assign]
         asked = ClusterPublish(envelope=world.bundle({"q": Q}, 1), wait_s=5 * MINUTE_S)
         answer = await publish(a.node, asked, lambda *_: None)
         assert (answer.ready, answer.nodes["w2"].state) == (False, "behind")
+        w2.node.desired._accept = accept  # type: ignore[method-assign]
+        asked = ClusterPublish(envelope=world.bundle({"q": Q}, 2), expected_revision=1, wait_s=5 * MINUTE_S)
+        answer = await publish(a.node, asked, lambda *_: None)
+        assert (answer.ready, answer.nodes["w2"].state) == (True, "idle" if role == "worker" else "ready")
 
     run(tmp_path, scenario)
 
