@@ -95,6 +95,8 @@ def test_what_is_not_there_is_no_error(tmp_path: Path, database: Path) -> None:
 
 
 def test_a_database_that_cannot_be_written_loses_events_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "runtime.db").write_bytes(b"no database" * 100)
-    told(tmp_path / "runtime.db", "lost")
-    record_event(tmp_path / "runtime.db", Clock(), EventKind.RUNTIME_STARTED, "lost")
+    database = tmp_path / "runtime.db"
+    database.write_bytes(b"no database" * 100)
+    told(database, "lost")
+    record_event(database, Clock(), EventKind.RUNTIME_STARTED, "lost")
+    assert database.read_bytes() == b"no database" * 100
