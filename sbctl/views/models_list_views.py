@@ -118,11 +118,12 @@ def _cache_body(cache: CacheListing) -> dict[str, Any]:
 
 def list_text(listed: Sequence[Listed], errors: Sequence[PlaceError]) -> RenderableType:
     several = len(listed) + len(errors) > 1
+    engines = {row.engine for one in listed for row in one.rows if row.engine}
     columns: list[Column | str] = [
         "model",
         "variant",
         Column("size", "right"),
-        "engine",
+        *(["engine"] if len(engines) > 1 else []),
         "fit",
         Column("status", style_by=_STATUS_STYLES),
         "licence",
@@ -134,7 +135,7 @@ def list_text(listed: Sequence[Listed], errors: Sequence[PlaceError]) -> Rendera
                 row.id,
                 row.facts.variant if row.facts is not None else None,
                 format_bytes(row.size_bytes) if row.size_bytes else None,
-                row.engine,
+                *([row.engine] if len(engines) > 1 else []),
                 _shown_fit(row.fit),
                 _shown_status(row) + (", pinned" if row.pinned else "") + (", in use" if row.in_use else ""),
                 row.entry.model.license if row.entry is not None else None,

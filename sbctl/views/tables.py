@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,8 @@ Cell = str | int | float | bool | datetime | None
 """What a row may hold; None is shown as `-`."""
 
 _WHOLE_NAME_MAX_CHARS: Final = 48
+_GAP: Final = 2
+"""Columns between two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,44 @@ def render_rows(columns: Sequence[Column | str], rows: Iterable[Sequence[Cell]],
     listed = [tuple(row) for row in rows]
     if not listed:
         return Text(safe(empty))
-    heads = [Column(column) if isinstance(column, str) else column for column in columns]
-    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    # A name in the first column is one to copy: the others give way first.
-    whole = max(len(cell_text(row[0])) for row in listed) <= _WHOLE_NAME_MAX_CHARS
-    for index, head in enumerate(heads):
-        keeps = whole and index == 0
-        table.add_column(Text(safe(head.title.upper())), justify=head.align, overflow="fold", no_wrap=keeps)
-    for row in listed:
-        table.add_row(*(_cell(head, value) for head, value in zip(heads, row, strict=True)))
-    return table
+    return _Rows(tuple(Column(column) if isinstance(column, str) else column for column in columns), listed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The table, laid out for the width it is printed at: no word is broken where every column has room for its longest."""
+
+    heads: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
+        cells = [
+            [safe(head.title.upper()), *(cell_text(row[at]) for row in self.rows)] for at, head in enumerate(self.heads)
+        ]
+        # A name in the first column is one to copy: the others give way first.
+        whole = max(cell_len(text) for text in cells[0]) <= _WHOLE_NAME_MAX_CHARS
+        widths = _widths(cells, options.max_width - _GAP * (len(cells) - 1), whole=whole)
+        for at, head in enumerate(self.heads):
+            keeps = whole and at == 0
+            table.add_column(Text(cells[at][0]), justify=head.align, overflow="fold", no_wrap=keeps, width=widths[at])
+        for row in self.rows:
+            table.add_row(*(_cell(head, value) for head, value in zip(self.heads, row, strict=True)))
+        yield table
+
+
+def _widths(cells: Sequence[Sequence[str]], room: int, *, whole: bool) -> Sequence[int | None]:
+    """Of each column, where what it shows has to wrap and can do so between words; else None, and Rich decides."""
+    natural = [max(cell_len(text) for text in column) for column in cells]
+    least = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in cells]
+    if whole:
+        least[0] = natural[0]
+    if sum(natural) > room >= sum(least):
+        for widest in range(max(natural), 0, -1):
+            widths = [max(word, min(full, widest)) for word, full in zip(least, natural, strict=True)]
+            if sum(widths) <= room:
+                return widths
+    return [None] * len(cells)
 
 
 def render_fields(fields: Iterable[tuple[str, Cell]], *, width: int = 80, title: str = "") -> RenderableType:

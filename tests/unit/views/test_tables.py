@@ -33,6 +33,13 @@ def test_a_narrow_terminal_folds_cells_instead_of_cutting_them() -> None:
     assert "".join("".join(lines[1:]).split()) == "x" + "abcdefghij" * 4
 
 
+def test_words_are_broken_only_where_not_even_they_have_room() -> None:
+    rows = [("gpu-1", "not-pulled, in use", "apache-2.0", "two words and more of them")]
+    lines = shown(render_rows(["host", "status", "licence", "why"], rows, empty=""), width=44)
+    assert lines[1].split()[:3] == ["gpu-1", "not-pulled,", "apache-2.0"]
+    assert max(map(len, lines)) <= 44
+
+
 def test_a_name_stays_in_one_piece_where_the_others_can_give_way() -> None:
     lines = shown(render_rows(["model", "where"], [("llama-3.1-8b-instruct", "abcdefghij " * 4)], empty=""), width=40)
     assert lines[1].startswith("llama-3.1-8b-instruct")
