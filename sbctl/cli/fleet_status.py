@@ -1,4 +1,4 @@
-"""`status`: what hosts say of themselves against what the state remembers. The judgement is pure; `observed_status` gathers."""
+"""`status`: what hosts say of themselves against what the state remembers. The judgement is pure; `fleet_status` gathers."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Housed(Protocol):
 
 
 class Place:
-    """As `residency.Resident`. The replica's owner takes and leaves it; others reserve it for a change of the desired state."""
+    """As `resident.Resident`. The replica's owner takes and leaves it; others reserve it for a change of the desired state."""
 
     def __init__(self, replica: Housed, residency: Residency, given: tuple[str, ...] = ()) -> None:
         self.given = given
