@@ -35,6 +35,7 @@ __all__ = [
     "LEASE_PAYLOAD_TYPE",
     "SNAPSHOT_MAX_BYTES",
     "SNAPSHOT_PAYLOAD_TYPE",
+    "SNAPSHOT_REPLICAS_MAX",
     "AcceleratorName",
     "ArtifactReport",
     "AssignedDeployment",
@@ -75,6 +76,8 @@ SNAPSHOT_MAX_BYTES: Final = 1 * MIB
 ASSIGNMENT_MAX_BYTES: Final = 2 * MIB
 LEASE_MAX_BYTES: Final = 4 * KIB
 DISPATCH_MAX_BYTES: Final = 64 * KIB
+SNAPSHOT_REPLICAS_MAX: Final = 1024
+"""Engines of one node, whatever they are at: what a snapshot cannot tell is not placed."""
 ASSIGNED_PARTS_MAX: Final = 16
 """Of one deployment on one node: its generation, and those that it takes the place of."""
 ASSIGNED_REPLICAS_MAX: Final = 64
@@ -264,7 +267,7 @@ class NodeSnapshotDocument(ClusterDocument):
     engines: tuple[EngineReport, ...] = Field(default=(), max_length=16, fail_fast=True)
     devices: tuple[DeviceReport, ...] = Field(default=(), max_length=64, fail_fast=True)
     artifacts: tuple[ArtifactReport, ...] = Field(default=(), max_length=512, fail_fast=True)
-    replicas: tuple[ReplicaReport, ...] = Field(default=(), max_length=1024, fail_fast=True)
+    replicas: tuple[ReplicaReport, ...] = Field(default=(), max_length=SNAPSHOT_REPLICAS_MAX, fail_fast=True)
     runtime_version: Annotated[str, StringConstraints(max_length=64)] = ""
     active_bundle: BundleMark | None = None
     assignment: AssignmentMark | None = None

@@ -70,7 +70,7 @@ def _row(
     mine = [place for place in targets if place.node_id == node.node_id]
     held = [place for place in helds if place.node_id == node.node_id]
     runs = mine[0].member_digest if mine else None
-    refusal = refusal_of(fleet, node, demand, runs)
+    refusal = refusal_of(fleet, node, demand, mine)
     here = (mine or held)[:1]
     possible = [
         way
@@ -135,6 +135,8 @@ def _by_facts(refusal: Refusal, facts: dict[str, Fact]) -> str:
         return f"has {facts['has_devices']} devices that are alike and large enough, needs {facts['needed_devices']}"
     if "short_engines" in facts:
         return f"keeps {facts['max_engines']} models loaded at most (max_resident_models), and has them"
+    if "max_replicas" in facts:
+        return f"has {facts['max_replicas']} replicas, and can have no more of them"
     free = facts.get("free_bytes", facts.get("has_bytes", 0))
     words = _worded(facts)
     left = "free" if refusal.reason == "no_room" else "in all"

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from sbctl.node.cluster_documents import ASSIGNED_REPLICAS_MAX
 from sbctl.placement.fleet import Fleet
 from sbctl.placement.model import DeploymentDemand, Place, PlacementPolicy, Way
 from sbctl.placement.rendezvous import Ranking
@@ -175,12 +176,17 @@ class Placing:
         slots = free_slots(wish, placed)
         kept = len(placed.places)
         ables = self._ables(wish)
-        runs = self._runs(placed.places)
-        for way_number, _, index in spread.choose(self._offers(wish, ables), lambda one: self._fits(wish, one, runs)):
+        runs, counts = self._runs(placed.places), Counter(self._index[place.node_id] for place in placed.places)
+
+        def fits(one: Candidate) -> bool:
+            return counts[one[2]] < ASSIGNED_REPLICAS_MAX and self._fits(wish, one, runs)
+
+        for way_number, _, index in spread.choose(self._offers(wish, ables), fits):
             way = demand.ways[way_number]
             slot = slots.on(self._fleet.ids[index])
             placed.places.append(self._take(wish, way, index, slot))
             runs[index] = way.member_digest
+            counts[index] += 1
             missing -= 1
             if not missing:
                 break
@@ -191,7 +197,11 @@ class Placing:
             self._reserve(wish, placed.places)
         elif missing:
             for number, able in ables.items():
-                self._exhausted.add(able, demand.ways[number], warm=demand.warm)
+                way = demand.ways[number]
+                # What refuses this deployment alone says nothing of the room there is.
+                own = sum(1 << index for index, member in runs.items() if member != way.member_digest)
+                own |= sum(1 << index for index, count in counts.items() if count >= ASSIGNED_REPLICAS_MAX)
+                self._exhausted.add(able & ~own, way, warm=demand.warm)
             self._look_for_room(wish, placed)
 
     def _ables(self, wish: Wish) -> dict[int, int]:
@@ -338,7 +348,7 @@ class Placing:
             _, _, index = one
             if taken[index] < len(here.get(index, ())):
                 return True
-            more = newcomers >> index & 1 and taken[index] == len(here.get(index, ()))
+            more = newcomers >> index & 1 and taken[index] == len(here.get(index, ())) < ASSIGNED_REPLICAS_MAX
             return bool(more) and self._fits(wish, one, runs)
 
         for one in Spread(domains).choose(self._scored(wish, [*present, *joined]), fits):

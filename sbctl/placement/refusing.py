@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, get_args
 
 from sbctl.base.limits import JSON_INT_MAX
+from sbctl.node.cluster_documents import ASSIGNED_REPLICAS_MAX, SNAPSHOT_REPLICAS_MAX
 from sbctl.placement.fleet import Fleet, refused_node, refused_way
 from sbctl.placement.model import DeploymentDemand, Fact, Node, Place, Refusal, RefusalReason, Way
 from sbctl.placement.room import Room, device_groups
@@ -17,18 +18,23 @@ _RANK: Final = {reason: rank for rank, reason in enumerate(get_args(RefusalReaso
 
 def refusals(fleet: Fleet, demand: DeploymentDemand, targets: Iterable[Place]) -> dict[str, Refusal]:
     """Of every node that could not take one more replica now. `targets`: of the deployment."""
-    runs = {place.node_id: place.member_digest for place in targets}
-    found = {node.node_id: refusal_of(fleet, node, demand, runs.get(node.node_id)) for node in fleet.nodes}
+    here: dict[str, list[Place]] = {}
+    for place in targets:
+        here.setdefault(place.node_id, []).append(place)
+    found = {node.node_id: refusal_of(fleet, node, demand, here.get(node.node_id, ())) for node in fleet.nodes}
     return {name: refusal for name, refusal in found.items() if refusal is not None}
 
 
-def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand, runs: str | None) -> Refusal | None:
+def refusal_of(fleet: Fleet, node: Node, demand: DeploymentDemand, here: Sequence[Place]) -> Refusal | None:
     """The refusal that got furthest, of all ways, and of several the one that is least short; None: one of them would do.
 
-    `runs`: the member of the deployment that the node runs already, beside which it runs no other.
+    `here`: the replicas of the deployment that the node has already; it runs no other member beside them.
     """
+    runs = here[0].member_digest if here else None
     if refusal := refused_node(node, demand, fleet.losses.get(node.node_id)):
         return refusal
+    if len(here) >= ASSIGNED_REPLICAS_MAX:
+        return Refusal("no_room", here[0].variant, (("place", "replicas"), ("max_replicas", ASSIGNED_REPLICAS_MAX)))
     furthest: Refusal | None = None
     for way in demand.ways:
         if runs is not None and way.member_digest != runs:
@@ -52,6 +58,8 @@ def _no_room(room: Room, node: Node, way: Way, *, warm: bool) -> Refusal | None:
     if (engines := room.free(node.node_id, "engines", warm=warm)) < 1:
         told = (("place", "engines"), ("max_engines", node.max_engines or 0), ("short_engines", 1 - engines))
         return Refusal("no_room", way.variant, told)
+    if room.free(node.node_id, "replicas", warm=warm) < 1:
+        return Refusal("no_room", way.variant, (("place", "replicas"), ("max_replicas", SNAPSHOT_REPLICAS_MAX)))
     host = room.free(node.node_id, "host", warm=warm)
     if host < way.host_bytes:
         return Refusal("no_room", way.variant, _short("host", way.host_bytes, host))

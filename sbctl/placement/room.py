@@ -1,4 +1,5 @@
-"""The room on nodes: what is taken of main memory, of each device and of the engines a node keeps, by everything that runs or is about to.
+"""The room on nodes: what is taken of main memory, of each device, of the engines a node keeps and of the replicas it can tell of, by everything
+that runs or is about to.
 
 Static capacity less the places that were charged; what a node measures as free at a moment decides nothing here. What exists is charged
 even where there is not enough (`force`), so a node that shrank is seen as overdrawn and gets nothing more.
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sbctl.node.cluster_documents import SNAPSHOT_REPLICAS_MAX
 from sbctl.placement.model import Device, Node, Place, Way
 
 __all__ = ["Charge", "Exhausted", "Room", "beyond", "device_groups"]
@@ -52,6 +54,7 @@ class Charge:
     def parts(self) -> Iterator[tuple[str | int, int]]:
         yield "host", self.host_bytes
         yield "engines", self.engines
+        yield "replicas", self.engines
         for index in self.devices:
             yield index, self.device_bytes
 
@@ -101,15 +104,17 @@ class Room:
         self._shelves: dict[str, dict[str | int, _Shelf]] = {}
 
     def free(self, node_id: str, what: str | int, *, warm: bool) -> int:
-        """Bytes of `host` or of a device, by its index; or `engines`."""
+        """Bytes of `host` or of a device, by its index; or `engines`, or `replicas`."""
         shelf = self._of(node_id).get(what)
-        return shelf.free(warm=warm) if shelf is not None else 0
+        return shelf.free(warm=warm or what == "replicas") if shelf is not None else 0
 
     def devices_for(self, node_id: str, way: Way, *, warm: bool) -> tuple[int, ...] | None:
         """The devices that one more replica would get: those of one group with the most room and the least asked of them, the lower index
         first. None: no room."""
         shelves = self._of(node_id)
         if not shelves or shelves["host"].free(warm=warm) < way.host_bytes or shelves["engines"].free(warm=warm) < 1:
+            return None
+        if shelves["replicas"].free(warm=True) < 1:
             return None
         if not way.devices:
             return ()
@@ -128,7 +133,8 @@ class Room:
         shelves = self._of(place.node_id)
         parts = _charge(place).parts()
         return bool(shelves) and all(
-            what in shelves and shelves[what].free(warm=place.warm) >= size for what, size in parts
+            what in shelves and shelves[what].free(warm=place.warm or what == "replicas") >= size
+            for what, size in parts
         )
 
     def charge(self, place: Place) -> bool:
@@ -143,14 +149,14 @@ class Room:
             shelves = self._of(charge.node_id)
             for what, size in charge.parts():
                 if what in shelves:
-                    shelves[what].put(size, warm=charge.warm)
+                    shelves[what].put(size, warm=charge.warm or what == "replicas")
 
     def release(self, places: Iterable[Place | Charge]) -> None:
         for charge in map(_charge, places):
             shelves = self._of(charge.node_id)
             for what, size in charge.parts():
                 if what in shelves:
-                    shelves[what].take(size, warm=charge.warm)
+                    shelves[what].take(size, warm=charge.warm or what == "replicas")
 
     def _of(self, node_id: str) -> dict[str | int, _Shelf]:
         shelves = self._shelves.get(node_id)
@@ -163,6 +169,7 @@ class Room:
 def _shelves_of(node: Node) -> dict[str | int, _Shelf]:
     engines = _UNBOUNDED if node.max_engines is None else node.max_engines
     shelves: dict[str | int, _Shelf] = {"host": _Shelf(node.memory_bytes), "engines": _Shelf(engines)}
+    shelves["replicas"] = _Shelf(SNAPSHOT_REPLICAS_MAX)
     shelves |= {device.index: _Shelf(device.total_bytes) for device in node.devices}
     return shelves
 
@@ -192,6 +199,8 @@ def beyond(places: Iterable[Place | Charge], within: Iterable[Place]) -> list[Ch
     for sign, group in ((1, charges), (-1, map(_charge, within))):
         for charge in group:
             for what, size in charge.parts() if charge.warm else ():
+                if what == "replicas":
+                    continue
                 taken[charge.node_id, what] += sign * size
     found = [charge for charge in charges if not charge.warm]
     for (node_id, what), size in taken.items():

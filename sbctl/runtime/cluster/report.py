@@ -18,6 +18,7 @@ from sbctl.base.errors import ArtifactError
 from sbctl.engines.detect import ArchiveRecord, find_llama_server, installed_engines
 from sbctl.engines.memory import usable_device_bytes
 from sbctl.node.cluster_documents import (
+    SNAPSHOT_REPLICAS_MAX,
     AcceleratorName,
     ArtifactReport,
     AssignmentMark,
@@ -42,7 +43,6 @@ from sbctl.trust.cluster_bundle import replica_digest
 __all__ = ["NodeReport", "Obeying", "Reporter", "watch_replicas"]
 
 _ARTIFACTS_MAX: Final = 512
-_REPLICAS_MAX: Final = 1024
 _DEVICES_MAX: Final = 64
 _DISK_LOOK_S: Final = 30.0
 _LOOK_S: Final = 0.1
@@ -116,7 +116,7 @@ class Reporter:
             engines=self._builds,
             devices=tuple(map(_device, self.devices.devices[:_DEVICES_MAX])),
             artifacts=self._artifacts,
-            replicas=tuple(self._replicas())[:_REPLICAS_MAX],
+            replicas=tuple(self._replicas())[:SNAPSHOT_REPLICAS_MAX],
             assignment=None if self._obeying is None else self._obeying.mark(),
         )
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 
 from sbctl.base.limits import GIB
+from sbctl.node.cluster_documents import ASSIGNED_REPLICAS_MAX, SNAPSHOT_REPLICAS_MAX, BundleMark
+from sbctl.placement.assignments import assignments
+from sbctl.placement.documents import Head, assignment_document
 from sbctl.placement.explain import explain, refusal_text
 from sbctl.placement.fleet import Fleet
 from sbctl.placement.model import (
@@ -226,3 +230,42 @@ def test_ways_are_taken_in_order_and_the_next_where_there_is_no_room() -> None:
     demand = replace(SMALL, ways=(gpu, cpu), replicas=2)
     plan = reconcile(ClusterView(nodes), [demand], PlacementPlan(), now_ms=2, mark=(1, 1))
     assert [(place.node_id, place.variant) for place in plan.deployments["a"].target] == [("card", "q8"), ("big", "q4")]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_node_gets_no_more_replicas_than_it_can_be_told_of(warm: bool) -> None:
+    nodes = {name: replace(cpu_node(name, 10_000), heard_at_ms=1) for name in ("n0", "n1")}
+    many = demand_of("many", 200, gib=4, warm=warm)
+    plan = reconcile(
+        ClusterView(nodes), [many, demand_of("other", 3, warm=warm)], PlacementPlan(), now_ms=2, mark=(1, 1)
+    )
+    placed = plan.deployments["many"]
+    assert len(plan.deployments["other"].target) == 3, "others have all the room there is"
+    assert Counter(place.node_id for place in placed.target) == dict.fromkeys(nodes, ASSIGNED_REPLICAS_MAX)
+    assert refusal_text(placed.refusals["n0"]) == "v1: has 64 replicas, and can have no more of them"
+    head = Head(
+        cluster_id="prod",
+        identity_epoch=1,
+        boot_epoch=1,
+        lease_epoch=1,
+        lease_holder="a",
+        counter=1,
+        issued_at_unix_ms=1,
+        bundle=BundleMark(revision=1, content_digest="a" * 64),
+    )
+    told = {
+        name: assignment_document(name, parts, head) for name, parts in assignments(plan, ClusterView(nodes)).items()
+    }
+    assert told.keys() == nodes.keys()
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_node_gets_no_more_replicas_than_its_snapshot_tells(warm: bool) -> None:
+    nodes = {"n0": replace(cpu_node("n0", 10_000), heard_at_ms=1)}
+    several = [demand_of(f"m{number:04}", gib=1, warm=warm) for number in range(SNAPSHOT_REPLICAS_MAX + 5)]
+    plan = reconcile(ClusterView(nodes), several, PlacementPlan(), now_ms=2, mark=(1, 1))
+    assert sum(len(one.target) for one in plan.deployments.values()) == SNAPSHOT_REPLICAS_MAX
+    short = [one for one in plan.deployments.values() if one.unplaced]
+    assert {refusal_text(one.refusals["n0"]) for one in short} == {
+        "v1: has 1024 replicas, and can have no more of them"
+    }
