@@ -179,7 +179,6 @@ def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked, shape:
 
     Raises InputError `catalog.unknown_context`, `catalog.unknown_license`.
     """
-    gguf = any(file.path.lower().endswith(".gguf") for file in files)
     context = asked.context_length or (shape.context_length if shape is not None else 0) or found.context_length
     if context is None:
         raise InputError(
@@ -196,9 +195,6 @@ def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked, shape:
             place=found.repository,
             next_step="read its page, then say it: --license ID (an SPDX identifier, where there is one)",
         )
-    total = sum(file.size_bytes for file in files)
-    first = next((file.path for file in files if file.path.lower().endswith((".gguf", ".safetensors"))), files[0].path)
-    quant = quantisation(first) or ("F16" if gguf else "BF16")
     model_id = asked.model_id or _id(found.repository.partition("/")[2].lower().removesuffix("-gguf"))
     model = {
         "params": _parameters(found.parameters),
@@ -210,7 +206,15 @@ def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked, shape:
         "context_length": context,
         "modality": _MODALITIES.get(found.task, "chat"),
     }
-    variant = {
+    return Proposal(model_id, model, _variant(found, files, asked, shape))
+
+
+def _variant(found: HubRepository, files: Sequence[HubFile], asked: Asked, shape: ModelShape | None) -> dict[str, Any]:
+    gguf = any(file.path.lower().endswith(".gguf") for file in files)
+    first = next((file.path for file in files if file.path.lower().endswith((".gguf", ".safetensors"))), files[0].path)
+    quant = quantisation(first) or ("F16" if gguf else "BF16")
+    least_bytes = asked.min_memory_bytes or _least_memory(sum(file.size_bytes for file in files))
+    return {
         "id": asked.variant_id or quant.lower(),
         "format": "gguf" if gguf else "safetensors",
         "quant": quant,
@@ -220,13 +224,12 @@ def propose(found: HubRepository, files: Sequence[HubFile], asked: Asked, shape:
         "files": [{"path": file.path, "sha256": file.sha256, "size_bytes": file.size_bytes} for file in files],
         "requirements": {
             "accelerators": ["cpu", "metal", "cuda"] if gguf else ["cuda"],
-            "min_memory_bytes": asked.min_memory_bytes or _least_memory(total),
+            "min_memory_bytes": least_bytes,
         },
         **({} if shape is None else {"shape": shape_data(shape)}),
         "stability": "preview",
         "certification": "none: added from the hub's own facts",
     }
-    return Proposal(model_id, model, variant)
 
 
 def shape_data(shape: ModelShape) -> dict[str, Any]:

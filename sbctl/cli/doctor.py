@@ -10,6 +10,7 @@ import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -96,6 +97,7 @@ def examine(file: Path | None) -> Report:
 
     workspace = Workspace(file if file is not None else Path("sb.yml"))
     config = workspace.config if file is not None else None
+    cluster = None if config is None else config.cluster
     connections = (
         {"local": Connection("local")} if config is None else {h.name: h.connection for h in config.hosts.values()}
     )
@@ -124,10 +126,7 @@ def examine(file: Path | None) -> Report:
                 machine = machine_report(snapshot, devices, _cache(host, snapshot), workspace.environ)
             else:
                 checks.extend(clock_check(name, snapshot.host, asked_at, fleet.seconds))
-            checks.extend((*device_checks(name, snapshot.host), *filesystem_checks(name, snapshot)))
-            checks.extend(system_checks(name, snapshot.host))
-            checks.extend(certificate_checks(name, snapshot, asked_at))
-            checks.extend((*cluster_check(name, snapshot.cluster), *store_checks(name, snapshot.store)))
+            checks.extend(_checks_of_any(name, snapshot, asked_at))
             found = tuple(servable_models(builtin_catalog() if host is None else host.catalog, usable_bytes(snapshot)))
             checks.extend((*host_checks(name, snapshot), catalog_check(name, found)))
             if connections[name].kind == "local":
@@ -136,13 +135,22 @@ def examine(file: Path | None) -> Report:
                 fits = list(need_checks(host, snapshot))
                 checks.extend((*fits, *engine_checks(host, snapshot, workspace.environ)))
                 checks.extend(program_disk_check(host, snapshot))
-                cluster = None if config is None else config.cluster
                 checks.extend(port_checks(host, cluster, snapshot, holders.get(name, ())))
                 needs.extend(_needs(host, snapshot, fits))
                 budgets.update(budget_check(host, snapshot))
         if config is not None:
             checks.extend(egress_checks(config, fleet, workspace.environ))
         return Report(tuple(checks), hosts, tuple(needs), models, machine, budgets)
+
+
+def _checks_of_any(name: str, snapshot: NodeSnapshot, now: datetime) -> Iterator[Check]:
+    """What every host is looked at for, whatever sb.yml asks of it."""
+    yield from device_checks(name, snapshot.host)
+    yield from filesystem_checks(name, snapshot)
+    yield from system_checks(name, snapshot.host)
+    yield from certificate_checks(name, snapshot, now)
+    yield from cluster_check(name, snapshot.cluster)
+    yield from store_checks(name, snapshot.store)
 
 
 def with_local_facts(snapshot: NodeSnapshot, devices: NvidiaDevices, environ: Mapping[str, str]) -> NodeSnapshot:

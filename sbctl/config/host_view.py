@@ -187,18 +187,8 @@ class HostViewBuilder:
             notes = [] if label or error.next_step is None else [error.next_step]
             self.report.add(error.code, error.message, view.value_span((*path, where)), label=label, notes=notes)
             return None
-        engine = resolution.engine
-        if engine != "llama_cpp":
-            where = "engine" if deployment.engine != "auto" else "model"
-            sentence = f"the engine {engine} is not in this version of sbctl"
-            not_available(
-                self.report, view, (*path, where), sentence, remedy="choose a gguf variant: llama_cpp serves it"
-            )
+        if not self._has_engine(resolution.engine, deployment, view, path):
             return None
-        for field_name in _VLLM_ONLY:
-            if deployment.engine == "auto" and getattr(deployment, field_name) is not None:
-                message = f"{field_name} is for vllm only, and this deployment runs on {engine}"
-                self.report.add("config.conflict", message, view.value_span((*path, field_name)))
         policy = self._policy(deployment, settings.get("llama_cpp"), view, path)
         mode = self._mode(deployment, resolution.entry.model.modality, view, path)
         adapters = self._adapters(deployment, view, catalog, path)
@@ -209,7 +199,7 @@ class HostViewBuilder:
             id=name,
             model=deployment,
             artifact=resolution.facts,
-            engine=engine,
+            engine=resolution.engine,
             engine_policy=policy,
             context_length=context,
             max_concurrency=deployment.max_concurrency or 1,
@@ -221,6 +211,21 @@ class HostViewBuilder:
             shape=resolution.variant.shape,
             alternatives=() if proxy.cluster is None else _alternatives(deployment, resolution, catalog),
         )
+
+    def _has_engine(self, engine: str, deployment: DeploymentModel, view: View, path: Path) -> bool:
+        """Whether this version runs it; fields of another engine are reported."""
+        if engine != "llama_cpp":
+            where = "engine" if deployment.engine != "auto" else "model"
+            sentence = f"the engine {engine} is not in this version of sbctl"
+            not_available(
+                self.report, view, (*path, where), sentence, remedy="choose a gguf variant: llama_cpp serves it"
+            )
+            return False
+        for field_name in _VLLM_ONLY:
+            if deployment.engine == "auto" and getattr(deployment, field_name) is not None:
+                message = f"{field_name} is for vllm only, and this deployment runs on {engine}"
+                self.report.add("config.conflict", message, view.value_span((*path, field_name)))
+        return True
 
     def _context(self, deployment: DeploymentModel, most: int, view: View, path: Path) -> int | None:
         """Tokens of one request."""
