@@ -36,6 +36,7 @@ from sbctl.placement.model import (
     PlacementPolicy,
     Refusal,
     RefusalReason,
+    Way,
 )
 from sbctl.placement.reconcile import reconcile
 from sbctl.plan.model import Change, Plan
@@ -71,21 +72,29 @@ def with_placement(plan: Plan, config: CompiledConfig | None, snapshots: Mapping
     }
     return replace(
         plan,
-        changes=tuple(_weighed(change, known) for change in plan.changes),
+        changes=tuple(_weighed(change, known, after) for change in plan.changes),
         placement=document,
         notes=(*plan.notes, *_store_notes(config, snapshots)),
         unfit=(*plan.unfit, *_unplaced(demands, after)),
     )
 
 
-def _weighed(change: Change, demands: Mapping[str, DeploymentDemand]) -> Change:
+def _weighed(change: Change, demands: Mapping[str, DeploymentDemand], after: PlacementPlan) -> Change:
     """A row of a deployment tells the memory that it is placed by, not the catalog's figure, which knows nothing of context or requests."""
     demand = demands.get(change.address.name or "") if change.address.kind == "deployment" else None
-    return change if demand is None or not change.memory_bytes else replace(change, memory_bytes=_replica_bytes(demand))
+    if demand is None or not change.memory_bytes:
+        return change
+    return replace(change, memory_bytes=_replica_bytes(_way_of(demand, after.deployments.get(demand.deployment))))
 
 
-def _replica_bytes(demand: DeploymentDemand) -> int:
-    way = demand.ways[0]
+def _way_of(demand: DeploymentDemand, placed: DeploymentPlacement | None) -> Way:
+    """How the first replica lies; the preferred way where none has a place."""
+    first = next(iter(placed.target), None) if placed is not None else None
+    lies = (way for way in demand.ways if first and (way.variant, way.devices) == (first.variant, len(first.devices)))
+    return next(lies, demand.ways[0])
+
+
+def _replica_bytes(way: Way) -> int:
     return way.host_bytes + way.device_bytes * way.devices
 
 
@@ -240,11 +249,14 @@ def _placed(
     demand = next(one for one in demands if one.deployment == name)
     one = after.deployments.get(name) or DeploymentPlacement(name, demand.digest, 0, demand.replicas)
     explained = explain(view, demands, after, name)
+    way = _way_of(demand, one)
     return {
         "deployment": name,
         "replicas": demand.replicas,
         "unplaced": one.unplaced,
-        "memory_bytes": _replica_bytes(demand),
+        "memory_bytes": _replica_bytes(way),
+        "devices": way.devices,
+        "device_bytes": way.device_bytes,
         "assignments": [
             {"slot": place.slot, "node": place.node_id, "variant": place.variant, "devices": list(place.devices)}
             for place in one.target

@@ -141,12 +141,14 @@ class RolloutDocument(_Part):
 
 
 class PlacedDeploymentDocument(_Part):
-    """One deployment of a cluster. `memory_bytes`: of one replica, as it is placed by."""
+    """One deployment of a cluster. `memory_bytes`: of one replica, as it is placed by, of which `device_bytes` on each of `devices`."""
 
     deployment: str
     replicas: int
     unplaced: int = 0
     memory_bytes: int | None = None
+    devices: int = 0
+    device_bytes: int = 0
     assignments: tuple[PlacedOnDocument, ...] = ()
     rollout: RolloutDocument
     nodes: tuple[NodeStandingDocument, ...] = ()

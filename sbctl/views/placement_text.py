@@ -36,10 +36,13 @@ def placement_text(placement: PlacementPart, *, width: int, explain: bool = Fals
 
 
 def _words(one: PlacedDeploymentDocument) -> str:
-    """`chat: 2 of 2 on gpu-1, gpu-3; 1.2 GiB a replica`"""
+    """`chat: 2 of 2 on gpu-1, gpu-3; 1.2 GiB a replica`; of one on devices also what each of them must hold."""
     listed = ", ".join(place_words((assigned.node, assigned.devices) for assigned in one.assignments))
     where = f" on {listed}" if listed else ""
     need = f"{format_bytes(one.memory_bytes)} a replica" if one.memory_bytes else ""
+    if need and one.devices:
+        on = f"each of {one.devices} devices" if one.devices > 1 else "a device"
+        need += f", {format_bytes(one.device_bytes)} on {on}"
     missing = f"no place for {one.unplaced}" if one.unplaced else ""
     head = f"{safe(one.deployment)}: {one.replicas - one.unplaced} of {one.replicas}{where}"
     return joined((head, need, missing), "; ")

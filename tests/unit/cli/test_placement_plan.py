@@ -166,6 +166,25 @@ def test_what_is_placed_stays_and_what_is_taken_out_of_service_by_its_labels_mov
     assert (moved.from_node, moved.to_node, moved.why) == ("gpu-3", "gpu-1", "required_labels")
 
 
+@pytest.mark.parametrize(
+    ("asked", "gib", "said"),
+    [
+        (", memory: 30GiB, tensor_parallel: 2", 24, "chat: 2 of 2 on gpu-1 (devices 0+1), gpu-2 (devices 0+1); 30.0 GiB a replica, 15.0 GiB on each of 2 devices"),
+        (", memory: 30GiB", 24, "15.0 GiB on each of 2 devices"),
+        (", memory: 30GiB", 48, "30.0 GiB a replica, 30.0 GiB on a device"),
+        (", memory: 30GiB, tensor_parallel: 1", 24, "chat: 0 of 2; 30.0 GiB a replica, 30.0 GiB on a device; no place for 2"),
+    ],
+)  # fmt: skip
+def test_a_replica_on_devices_says_what_each_must_hold(world: ProviderWorld, asked: str, gib: int, said: str) -> None:
+    gpus = tuple({"number": at, "uuid": f"GPU-{at}", "memory_total_bytes": gib * GIB} for at in range(2))
+    for name in ("gpu-1", "gpu-2"):
+        host = world.fleet.hosts[name]
+        host.facts = host.facts.model_copy(update={"gpus": gpus})
+    cuda = "model_host: {engines: {llama_cpp: {launch: binary, acceleration: cuda, path: /opt/llama-server}}, deployments"
+    plan = planned(world, text(chat=asked).replace("model_host: {deployments", cuda))
+    assert said in " ".join(shown(plan).split())
+
+
 def test_a_store_that_nobody_hears_is_said_before_anything_is_published(world: ProviderWorld) -> None:
     world.configure(text())
     assert planned(world, text()).notes == ()
