@@ -312,6 +312,8 @@ class GatewayNode:
         self.directory = FixedDirectory()
         self.client = PeerClient(self.identity, boot_epoch=1, clock=self.clock)
         self.dispatcher = Dispatcher(self.directory, self.client, PeerMetrics(self.registry))
+        self.caller = Caller()
+        """Of the newest request."""
 
     def errand(self, generation: int = 3, **changes: Any) -> Errand:
         body = changes.pop("body", None)
@@ -352,7 +354,7 @@ class GatewayNode:
     async def ask(self, *workers: Worker | Candidate, **changes: Any) -> Caller:
         """One request to these; raises what the caller would be told."""
         self.directory.candidates = [each.candidate() if isinstance(each, Worker) else each for each in workers]
-        caller = Caller()
+        caller = self.caller = Caller()
         async with asyncio.timeout(PATIENCE_S):
             await self.dispatcher.ask(self.request(caller, **changes))
         return caller

@@ -87,11 +87,11 @@ async def test_G20_a_stream_that_broke_at_a_peer_is_never_replayed(cluster: Peer
     async def play(_reader: Any, writer: asyncio.StreamWriter, _body: bytes) -> None:
         writer.write(STREAM + event("seen"))
         await writer.drain()
-        await asyncio.sleep(0.05)
+        await cluster.until(lambda: b"seen" in gateway.caller.body)
         if how == "the worker dies":
             for connection in list(worker.listener._connections):
                 connection.cut()
-            await asyncio.sleep(0.05)
+            await cluster.until(lambda: gateway.caller.is_over)
         raise ConnectionError
 
     worker.engine.play = play
@@ -303,8 +303,9 @@ async def test_a_broken_worker_is_no_reason_to_wait_for_ever(
     cluster: PeerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who accepts and says nothing, in place of a worker."""
-    monkeypatch.setattr(upstream, "_CONNECT_S", 0.3)
     worker, gateway = await cluster.worker(), cluster.gateway()
+    assert (await gateway.ask(worker)).status == 200, "the connection to the one that lives is kept"
+    monkeypatch.setattr(upstream, "_CONNECT_S", 0.3)
     silent = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     dead = worker.candidate(node_id="w-0", address=f"127.0.0.1:{port}")
