@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from sbctl.base.clock import Clock
 from sbctl.base.display import format_duration_s, plural
-from sbctl.base.errors import HostError, RefusedError, SbctlError, UnreachableError
+from sbctl.base.errors import HostError, RefusedError, SbctlError
 from sbctl.cli.cluster_live import asked_hosts, live_status
+from sbctl.cli.cluster_words import nobody_answered
 from sbctl.cli.fleet_hosts import unpinned
 from sbctl.cli.host_lines import Lines, fleet_lines
 from sbctl.cli.workspace import Workspace
@@ -100,12 +101,11 @@ def _asked(lines: Lines, authorities: Sequence[str], params: ClusterAct) -> tupl
             raise
         except SbctlError as error:
             silent[host] = error
-    raise UnreachableError(
-        "cluster.no_answer",
-        "no authority took it: " + "; ".join(f"{host}: {error.message}" for host, error in silent.items()),
-        place=", ".join(authorities),
-        next_step="sbctl cluster status says which of them hears the store; ask again, which is the same as once",
-        retryable=True,
+    raise nobody_answered(
+        "no authority took it",
+        authorities,
+        silent,
+        "sbctl cluster status says which of them hears the store; ask again, which is the same as once",
     )
 
 

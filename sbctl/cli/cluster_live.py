@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from sbctl.base.errors import HostError, RefusedError, SbctlError, UnreachableError
+from sbctl.base.errors import HostError, RefusedError, SbctlError
+from sbctl.cli.cluster_words import nobody_answered
 from sbctl.cli.host_lines import Lines
 from sbctl.config.compiled import CompiledConfig
 from sbctl.node.cluster_status import ClusterStatus, StatusNode
@@ -74,13 +75,11 @@ def live_status(lines: Lines, hosts: Sequence[str]) -> Live:
         alone = alone or found
     if alone is not None:
         return alone
-    raise UnreachableError(
-        "cluster.no_answer",
-        "no authority and no gateway says how the cluster is: "
-        + "; ".join(f"{host}: {error.message}" for host, error in silent.items()),
-        place=", ".join(hosts),
-        next_step="sbctl status shows what each host says; sbctl doctor says which of them cannot be reached",
-        retryable=True,
+    raise nobody_answered(
+        "no authority and no gateway says how the cluster is",
+        hosts,
+        silent,
+        "sbctl status shows what each host says; sbctl doctor says which of them cannot be reached",
     )
 
 

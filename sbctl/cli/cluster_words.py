@@ -1,13 +1,15 @@
-"""What a host's snapshot says of its cluster, and of the store on it, in sentences: for `status` and for `doctor`."""
+"""What a host's snapshot says of its cluster, and of the store on it, in sentences: for `status` and for `doctor`; and that nobody who was asked
+of the cluster gave an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+from sbctl.base.errors import SbctlError, UnreachableError
 from sbctl.node.snapshot import ClusterState, StoreState
 from sbctl.views.host_views import Check
 
-__all__ = ["cluster_check", "cluster_problems", "store_checks", "store_notes", "store_problems"]
+__all__ = ["cluster_check", "cluster_problems", "nobody_answered", "store_checks", "store_notes", "store_problems"]
 
 
 def cluster_problems(cluster: ClusterState | None) -> Iterator[str]:
@@ -55,3 +57,20 @@ def store_checks(name: str, store: StoreState | None) -> Iterator[Check]:
         yield Check(
             "store", "pass", f"nats-server {store.version}, whole, led by {store.leader or 'itself'}", host=name
         )
+
+
+def nobody_answered(
+    said: str, asked: Sequence[str], silent: Mapping[str, SbctlError], next_step: str
+) -> UnreachableError:
+    """With each reason once, and whom it is of. Where nothing is installed on any of them, that is what to do something about."""
+    reasons: dict[str, list[str]] = {}
+    for host, error in silent.items():
+        reasons.setdefault(error.message, []).append(host)
+    bare = all(error.code == "node.missing" for error in silent.values())
+    return UnreachableError(
+        "cluster.no_answer",
+        f"{said}: " + "; ".join(f"{', '.join(hosts)}: {reason}" for reason, hosts in reasons.items()),
+        place=", ".join(asked),
+        next_step="sbctl apply makes the cluster" if bare else next_step,
+        retryable=True,
+    )

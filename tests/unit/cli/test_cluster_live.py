@@ -115,6 +115,14 @@ def test_nobody_who_answers_is_exit_7_with_every_reason() -> None:
     assert "a: no route; b: it is broken" in caught.value.message
 
 
+def test_where_nothing_is_installed_an_apply_comes_next() -> None:
+    bare = HostError("node.missing", "no runtime is installed on the host")
+    with pytest.raises(UnreachableError) as caught:
+        live_status(Lines({"a": bare, "b": bare}), ("a", "b"))
+    assert caught.value.message.endswith(": a, b: no runtime is installed on the host")
+    assert (caught.value.next_step or "").startswith("sbctl apply")
+
+
 def test_only_authorities_and_gateways_are_asked() -> None:
     cluster = SimpleNamespace(authorities=("a",), gateways=("a", "g"), workers=("w",))
     config = cast("CompiledConfig", SimpleNamespace(cluster=cluster))
