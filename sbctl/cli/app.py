@@ -38,7 +38,9 @@ for group in (configuration, planning, applying, inspecting, watching, running):
     group.register(app)
 app.add_typer(state.app, name="state", help="The recorded truth: look, repair, share.")
 app.add_typer(hosts.app, name="host", help="The machines of the fleet, one by one.")
-app.add_typer(cluster.app, name="cluster", help="Hosts that are one service: how it is, who leaves it, and who has an identity.")
+app.add_typer(
+    cluster.app, name="cluster", help="Hosts that are one service: how it is, who leaves it, and who has an identity."
+)
 replicas.register(models.app)
 app.add_typer(models.app, name="models", help="Weights in the catalog and in caches, and the replicas that serve them.")
 app.add_typer(admin.app, name="admin", help="Accounts of the admin API.")

@@ -180,7 +180,9 @@ def test_a_replica_on_devices_says_what_each_must_hold(world: ProviderWorld, ask
     for name in ("gpu-1", "gpu-2"):
         host = world.fleet.hosts[name]
         host.facts = host.facts.model_copy(update={"gpus": gpus})
-    cuda = "model_host: {engines: {llama_cpp: {launch: binary, acceleration: cuda, path: /opt/llama-server}}, deployments"
+    cuda = (
+        "model_host: {engines: {llama_cpp: {launch: binary, acceleration: cuda, path: /opt/llama-server}}, deployments"
+    )
     plan = planned(world, text(chat=asked).replace("model_host: {deployments", cuda))
     assert said in " ".join(shown(plan).split())
 
