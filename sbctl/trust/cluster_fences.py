@@ -26,6 +26,7 @@ from sbctl.trust.peer_kinds import moment_of
 
 __all__ = [
     "AUTHORITY_SILENCE_MAX",
+    "LEASE_LEAP_MAX",
     "LeaseFence",
     "Obeyed",
     "admit_assignment",

@@ -6,6 +6,7 @@ from        the plan before: of this holder, else the newest of store and disk; 
 asked       operators' actions count as long as they are in force; a loss that was confirmed is over once its node is heard again
 order       the plan is on this disk, then in the store, before any assignment that follows from it
 written     only what changed; everything once in a new epoch, since nodes refuse what is of an older one
+behind      if most nodes obey what was said after all of this holder's words, its disk is of yesterday: it takes a higher epoch
 fenced      nothing is written once the lease is not held, and compare-and-set keeps a holder that was asleep from writing over the next
 """
 
@@ -25,7 +26,7 @@ from sbctl.node.placement_document import PlacementDocument
 from sbctl.node.records import EventKind
 from sbctl.placement.assignments import Assignment, assignments
 from sbctl.placement.documents import Head, assignment_document, plan_document, plan_of
-from sbctl.placement.model import NO_DIGEST, ClusterView, DeploymentDemand, PlacementPlan
+from sbctl.placement.model import NO_DIGEST, NO_MARK, ClusterView, DeploymentDemand, Mark, PlacementPlan
 from sbctl.placement.occasion import Occasion, occasion_of
 from sbctl.placement.operator_actions import OperatorActions
 from sbctl.placement.reconcile import reconcile
@@ -54,7 +55,7 @@ from sbctl.runtime.log import get_log
 from sbctl.trust.cluster_fences import LeaseFence
 from sbctl.trust.peer_kinds import ASSIGNMENT, PLACEMENT, moment_of
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "spoken_for"]
 
 _DEBOUNCE_S: Final = 0.2
 _LOOK_S: Final = 2.0
@@ -72,6 +73,8 @@ class _Basis:
     occasion: Occasion
     demands: tuple[DeploymentDemand, ...]
     actions: OperatorActions
+    bundle: BundleMark | None
+    """Assignments name it: also one that asks for nothing else is told to everybody."""
 
 
 @dataclass(slots=True)
@@ -171,6 +174,10 @@ class Controller:
             self._events.tell(EventKind.CLUSTER_LEASE_TAKEN, f"{self._node_id} places from now on, with epoch {epoch}")
         reign = self._reign
         view = self._inputs.view(self._roster.view, since_ms=since_ms, evacuated=self._actions.held.evacuated)
+        if (later := spoken_for(view, (reign.epoch, reign.counter))) is not None:
+            self._log.warning("nodes obey a later word than ours: our disk is of yesterday", lease_epoch=later)
+            await self._lease.surpass(later)
+            return
         await self._end_losses(view)
         if (
             not reign.plan.known
@@ -193,7 +200,7 @@ class Controller:
 
     def _basis(self, view: ClusterView, reign: _Reign, held: KeptBundle) -> _Basis:
         occasion = occasion_of(view, self._inputs.said, reign.plan, policy=self._figures.policy, now_ms=self._now_ms())
-        return _Basis(occasion, self._inputs.demands(held), self._actions.held)
+        return _Basis(occasion, self._inputs.demands(held), self._actions.held, self._desired.mark)
 
     def _knows_all(self, view: ClusterView) -> bool:
         return bool(view.expected) and view.expected <= view.nodes.keys() | view.removed
@@ -328,6 +335,14 @@ class Controller:
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
+
+
+def spoken_for(view: ClusterView, ours: Mark) -> int | None:
+    """The lease epoch by which most nodes obey a word that was said after all of ours: by whoever held the lease in a time that this authority
+    does not remember, since its disk and the store's were brought back from copies. None: there is no such word."""
+    marks = [node.acknowledged for node in view.nodes.values() if node.acknowledged != NO_MARK]
+    later = sorted(mark for mark in marks if mark > ours)
+    return later[(len(later) - 1) // 2][0] if 2 * len(later) > len(marks) else None
 
 
 def _workers_of(plan: PlacementPlan) -> set[str]:

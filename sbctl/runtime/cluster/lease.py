@@ -26,6 +26,7 @@ from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import LeaseDocument
 from sbctl.runtime.cluster.store import CONTROLLER_KEY, Bucket, ClusterStore, Entry, StoreConflictError
 from sbctl.runtime.log import get_log
+from sbctl.trust.cluster_fences import LEASE_LEAP_MAX
 
 __all__ = ["LEASE_TTL_S", "ClusterLease", "LeaseMemory", "LeaseWords"]
 
@@ -134,6 +135,13 @@ class ClusterLease:
         except StoreConflictError:
             self._own = None
         return self.epoch
+
+    async def surpass(self, epoch: int) -> None:
+        """Others spoke with this epoch, which this node did not see: hold nothing until a higher one is taken. An epoch that no takings led to
+        is nobody's, and is ignored. Raises what keeping it raises."""
+        if self._own is not None and epoch <= self._seen_epoch() + LEASE_LEAP_MAX:
+            await asyncio.to_thread(self._memory.take_lease_epoch, epoch)
+            self._own = None
 
     async def release(self) -> None:
         """Let the next one begin soon. Never raises; nothing where it is not held."""
