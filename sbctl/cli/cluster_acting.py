@@ -48,9 +48,11 @@ def act(
     *,
     reason: str = "",
     wait_s: float = 0.0,
+    taken: Callable[[ClusterActed], None] = lambda _answer: None,
     told: Callable[[str], None] = lambda _text: None,
 ) -> Acted:
-    """Asked of one authority after another until one takes it. With `wait_s` an evacuation is waited for, and `told` hears how far it is.
+    """Asked of one authority after another until one takes it, which `taken` hears. With `wait_s` an evacuation is waited for, and `told` hears how
+    far it is.
 
     Raises RefusedError `cluster.none` and what an authority refuses; UnreachableError `cluster.no_answer`, HostError.
     """
@@ -62,6 +64,7 @@ def act(
     )
     with closing(lines):
         host, answer = _asked(lines, authorities, params)
+        taken(answer)
         if action != "evacuate" or not wait_s:
             return Acted(host, answer)
         return Acted(
@@ -101,12 +104,7 @@ def _asked(lines: Lines, authorities: Sequence[str], params: ClusterAct) -> tupl
             raise
         except SbctlError as error:
             silent[host] = error
-    raise nobody_answered(
-        "no authority took it",
-        authorities,
-        silent,
-        "sbctl cluster status says which of them hears the store; ask again, which is the same as once",
-    )
+    raise nobody_answered("no authority took it", authorities, silent)
 
 
 def _read(host: str, document: dict[str, Any]) -> ClusterActed:

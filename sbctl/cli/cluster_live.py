@@ -75,12 +75,7 @@ def live_status(lines: Lines, hosts: Sequence[str]) -> Live:
         alone = alone or found
     if alone is not None:
         return alone
-    raise nobody_answered(
-        "no authority and no gateway says how the cluster is",
-        hosts,
-        silent,
-        "sbctl status shows what each host says; sbctl doctor says which of them cannot be reached",
-    )
+    raise nobody_answered("no authority and no gateway says how the cluster is", hosts, silent)
 
 
 def with_unheard(status: ClusterStatus, members: Mapping[str, Collection[str]]) -> ClusterStatus:

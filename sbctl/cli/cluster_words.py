@@ -59,18 +59,17 @@ def store_checks(name: str, store: StoreState | None) -> Iterator[Check]:
         )
 
 
-def nobody_answered(
-    said: str, asked: Sequence[str], silent: Mapping[str, SbctlError], next_step: str
-) -> UnreachableError:
-    """With each reason once, and whom it is of. Where nothing is installed on any of them, that is what to do something about."""
+def nobody_answered(said: str, asked: Sequence[str], silent: Mapping[str, SbctlError]) -> UnreachableError:
+    """With each reason once, and whom it is of."""
     reasons: dict[str, list[str]] = {}
     for host, error in silent.items():
         reasons.setdefault(error.message, []).append(host)
-    bare = all(error.code == "node.missing" for error in silent.values())
+    told = "; ".join(f"{', '.join(hosts)}: {reason}" for reason, hosts in reasons.items())
     return UnreachableError(
         "cluster.no_answer",
-        f"{said}: " + "; ".join(f"{', '.join(hosts)}: {reason}" for reason, hosts in reasons.items()),
+        f"nobody answered for the cluster, {said}: {told}",
         place=", ".join(asked),
-        next_step="sbctl apply makes the cluster" if bare else next_step,
+        next_step="where nothing is installed yet: sbctl apply; else sbctl status shows what each host says, and sbctl doctor "
+        "who cannot be reached",
         retryable=True,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from sbctl.base.field_types import is_loopback
 from sbctl.base.ids import Address
@@ -17,22 +19,23 @@ _ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def endpoints_of(state: StateView) -> list[Endpoint]:
-    """One row for each public model of each origin on each host, by host."""
+    """One row for each public model of each origin on each host that answers clients, by host."""
     rows = []
     for address, runtime in sorted(state.resources.items()):
-        if address.kind != "runtime":
+        scope = _origins_at(state, address, runtime.spec) if address.kind == "runtime" else None
+        if scope is None:
             continue
         config = runtime.spec["config"]
         bind, secured = config["http_bind_address"], config.get("https_bind_port")
         name = runtime.connection.address if bind in _ANYWHERE and runtime.connection.kind == "ssh" else bind
         host = "127.0.0.1" if name in _ANYWHERE else name
         base_url = _url(host, config["http_bind_port"], secured=False)
-        bundle = state.resources.get(Address("bundle", address.scope))
+        bundle = state.resources.get(Address("bundle", scope))
         keys = bool(bundle is not None and bundle.spec["api_keys"])
         origins = [
             (one.name or "", recorded.spec)
             for one, recorded in sorted(state.resources.items())
-            if one.kind == "origin" and one.scope == address.scope
+            if one.kind == "origin" and one.scope == scope
         ]
         for hostname, spec in origins:
             if secured is not None:
@@ -44,6 +47,16 @@ def endpoints_of(state: StateView) -> list[Endpoint]:
                 curl = _curl(base_url, named, model, needs_key=keys, resolved=resolved)
                 rows.append(Endpoint(address.scope, base_url, hostname, model, deployment, keys, curl))
     return rows
+
+
+def _origins_at(state: StateView, address: Address, spec: Mapping[str, Any]) -> str | None:
+    """The host whose bundle has the origins that this one serves: itself, or for a gateway of a cluster an authority. None: it answers nobody."""
+    cluster = spec["config"].get("cluster")
+    if cluster is None:
+        return address.scope
+    if "gateway" not in cluster["roles"]:
+        return None
+    return next((one.scope for one in sorted(state.resources) if one.kind == "bundle"), None)
 
 
 def _url(host: str, port: int, *, secured: bool) -> str:

@@ -157,7 +157,7 @@ def timed_out(place: str, deadline_s: float) -> UnreachableError:
     """The host did not finish in time."""
     return UnreachableError(
         "remote.timeout",
-        f"the host did not answer within {deadline_s:g} s",
+        f"the host did not answer within {round(deadline_s, 1):g} s",
         place=place,
         next_step="check the load of the host and the network, then run the command again",
         retryable=True,

@@ -113,8 +113,15 @@ def _asked(
     from sbctl.views.cluster_action_views import acted_body, acted_text
     from sbctl.views.console import note, print_json
 
-    acted = act(Workspace(file), action, subject, reason=reason, wait_s=wait_s, told=note)
+    acted = act(
+        Workspace(file),
+        action,
+        subject,
+        reason=reason,
+        wait_s=wait_s,
+        taken=lambda answer: note(acted_text(answer)),
+        told=note,
+    )
     if format is OutputFormat.JSON:
         print_json(f"cluster.{acted.answer.action.replace('_', '-')}", acted_body(acted.host, acted.answer, acted.left))
-    note(acted_text(acted.answer))
     return acted

@@ -54,3 +54,15 @@ def test_https_is_what_callers_are_told_where_it_is_served(
     found = endpoints_of(state(connection, *origins, **config))
     assert [one.base_url for one in found] == urls
     assert all(words in one.curl for one in found)
+
+
+def test_of_a_cluster_its_gateways_answer_and_nobody_else() -> None:
+    whole = dict(state(Connection("ssh", "10.0.0.1"), "ai.example.com", http_bind_address="0.0.0.0").resources)
+    for name, at, roles in (("h", 1, ["authority"]), ("gw", 2, ["gateway"]), ("gpu", 3, ["worker"])):
+        config = {"http_bind_address": "0.0.0.0", "http_bind_port": 8080, "cluster": {"roles": roles}}
+        whole[Address("runtime", name)] = cast(
+            "Any", SimpleNamespace(spec={"config": config}, connection=Connection("ssh", f"10.0.0.{at}"))
+        )
+    (found,) = endpoints_of(cast("StateView", SimpleNamespace(resources=whole)))
+    assert (found.host, found.base_url, found.hostname) == ("gw", "http://10.0.0.2:8080/v1", "ai.example.com")
+    assert found.curl.endswith('$API_KEY"')
