@@ -91,8 +91,10 @@ def bind_tcp(address: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """For this account alone. What stands there is replaced: the serve lock says that no live daemon has it. Raises HostError
-    `runtime.path_too_long`, SbctlError `disk.*`."""
+    """For this account and root. What stands there is replaced: the caller has made sure that nobody listens on it.
+
+    Raises HostError `runtime.path_too_long`, SbctlError `disk.*`.
+    """
     if len(os.fsencode(path)) > UNIX_PATH_MAX_BYTES:
         raise HostError(
             "runtime.path_too_long",

@@ -304,7 +304,8 @@ class Daemon:
     # Ports
 
     async def _bind(self) -> None:
-        """Every port is taken before anything is served on one; the control socket answers at once, and to the end."""
+        """Every port is taken before anything is served on one; the control socket answers at once, and to the end. The lock says that no
+        live daemon has it."""
         self._bind_public()
         if self._settings.config.admin_enabled:
             self._bind_admin()

@@ -24,7 +24,7 @@ from sbctl.base.errors import LockedError, RefusedError, UsageError
 from sbctl.base.flock import held
 from sbctl.base.limits import ENROLLED_HOURS_MAX
 from sbctl.runtime.arguments import Arguments
-from sbctl.runtime.binding import HandedOver, bind_tcp
+from sbctl.runtime.binding import HandedOver, bind_tcp, bind_unix
 from sbctl.runtime.enrollment_control import enrollment_control
 from sbctl.runtime.enrollment_server import EnrollmentMetrics, EnrollmentServer, server_tls
 from sbctl.runtime.listeners import Listener, ListenerLimits
@@ -142,10 +142,7 @@ async def _wait(stop: asyncio.Event, notifier: Notifier) -> None:
 
 
 def _control_socket(path: Path) -> socket.socket:
-    """Only this account and root connect to it. Its directory is new at every start."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    sock.bind(str(path))
-    os.chmod(path, 0o600)
+    sock = bind_unix(path)
     sock.listen()
     sock.setblocking(False)
     return sock
