@@ -190,8 +190,12 @@ def _details(change: ChangeDocument, mode: str, explain: bool) -> Iterator[tuple
 
 
 def _leaves(change: ChangeDocument, *, both: bool, explain: bool) -> Iterator[tuple[str, str, str]]:
-    for leaf in change.leaves[:_LEAVES_MAX]:
+    # A field that an older record lacks, and that says nothing, is no difference to a reader.
+    silent = [leaf for leaf in change.leaves if leaf.path and not leaf.reason and not leaf.after_unknown]
+    silent = [leaf for leaf in silent if leaf.before is None and leaf.after is None]
+    told = [leaf for leaf in change.leaves if leaf not in silent] or list(change.leaves)
+    for leaf in told[:_LEAVES_MAX]:
         why = f" ({leaf.reason})" if leaf.reason and explain else ""
         yield (leaf.path, leaf_words(leaf, both=both) + why, "") if leaf.path else ("…", leaf.reason, "")
-    if len(change.leaves) > _LEAVES_MAX:
-        yield "…", f"{len(change.leaves) - _LEAVES_MAX} more in --format json", ""
+    if len(told) > _LEAVES_MAX:
+        yield "…", f"{len(told) - _LEAVES_MAX} more in --format json", ""
