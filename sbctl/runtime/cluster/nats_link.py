@@ -186,7 +186,7 @@ class Link:
             value = base64.b64decode(message.get("data", ""), validate=True)
             is_good = b"KV-Operation:" not in headers and len(value) <= VALUE_MAX_BYTES[bucket]
             return key, int(message["seq"]), value if is_good else None
-        except (KeyError, TypeError, ValueError, OverflowError, binascii.Error):
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, binascii.Error):
             raise nonsense() from None
 
     async def info(self, bucket: Bucket) -> BucketInfo:
@@ -199,7 +199,7 @@ class Link:
             return BucketInfo(
                 str(answer["created"]), int(state["last_seq"]), int(state["messages"]), dict(answer["config"])
             )
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise nonsense() from None
 
     async def make(self, what: str, bucket: Bucket, config: Mapping[str, Any]) -> None:

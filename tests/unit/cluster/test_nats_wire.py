@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
 from nats.errors import ProtocolError
@@ -84,6 +84,12 @@ _ANSWER = st.dictionaries(_KNOWN, _JSON | st.dictionaries(_KNOWN, _JSON, max_siz
 
 
 @given(_ANSWER)
+@example({"message": []})
+@example({"message": {"hdrs": 1}})
+@example({"cluster": {"leader": "a", "replicas": [{"active": 1e999}]}, "state": {}})
+@example({"cluster": {"leader": "a", "replicas": 7}})
+@example({"created": "x", "state": {"last_seq": 1e999, "messages": 0}, "config": {}})
+@example({"seq": "one"})
 async def test_whatever_a_server_answers_no_question_ends_in_an_error_that_is_not_ours(
     document: dict[str, Any],
 ) -> None:
