@@ -128,7 +128,9 @@ def examine(file: Path | None) -> Report:
                 checks.extend(clock_check(name, snapshot.host, asked_at, fleet.seconds))
             checks.extend(_checks_of_any(name, snapshot, asked_at))
             found = tuple(servable_models(builtin_catalog() if host is None else host.catalog, usable_bytes(snapshot)))
-            checks.extend((*host_checks(name, snapshot), catalog_check(name, found)))
+            checks.extend(host_checks(name, snapshot, host))
+            if _serves(host):
+                checks.append(catalog_check(name, found))
             if connections[name].kind == "local":
                 models = found
             if host is not None:
@@ -202,7 +204,8 @@ def host_checks(name: str, snapshot: NodeSnapshot, host: CompiledHost | None = N
     """What any host needs; `host` as sb.yml has it. Pure."""
     facts = snapshot.host
     yield _python(name, facts, host)
-    yield _engine(name, snapshot)
+    if _serves(host):
+        yield _engine(name, snapshot)
     memory = facts.memory_total_bytes
     yield Check(
         "memory",
@@ -227,6 +230,11 @@ def host_checks(name: str, snapshot: NodeSnapshot, host: CompiledHost | None = N
         f"free at least {format_bytes(_RUNTIME_DISK_BYTES)}",
         host=name,
     )
+
+
+def _serves(host: CompiledHost | None) -> bool:
+    """Whether models run there: not on authorities and gateways alone, which may be too small for any."""
+    return host is None or "worker" in host.roles
 
 
 def _service(name: str, snapshot: NodeSnapshot) -> Iterator[Check]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_a_program_that_is_named_and_is_not_there_is_a_blocker_with_a_remedy(tmp
     assert (check.verdict, check.detail) == ("fail", "/nowhere/llama-server is not an executable file")
     assert check.next_step
     assert list(engine_checks(host(tmp_path), snapshot(), {})) == [], "the wheel is installed by apply"
+
+
+def test_nothing_is_said_of_engines_where_no_model_runs(tmp_path: Path) -> None:
+    worker = host(tmp_path)
+    authority = replace(worker, roles=frozenset({"authority"}))
+    said = {
+        name: {check.name for check in host_checks(name, snapshot(), one)}
+        for name, one in (("w", worker), ("a", authority))
+    }
+    assert said["w"] - said["a"] == {"llama.cpp"}
 
 
 def test_a_budget_beyond_the_disk_is_told(tmp_path: Path) -> None:
