@@ -12,15 +12,18 @@ from typing import Any, Final
 
 __all__ = ["run_in_loop", "settle"]
 
-_YOUNG_MAX: Final = 20_000
-"""Objects that are made before the collector looks at the young ones. A request makes few cycles, and each look costs all that run."""
+_THRESHOLDS: Final = (5_000, 10, 5)
+"""Objects that are made before the collector looks at the young ones, and how many of its looks before it looks at what outlived one, and at all.
+
+A request leaves one cycle behind and each look costs all that run, so seldom; but what a change leaves has to be gone within minutes, not hours.
+"""
 
 
 def settle() -> None:
     """Once everything is loaded: what is there now stays, so the collector never looks at it again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_MAX, 20, 20)
+    gc.set_threshold(*_THRESHOLDS)
 
 
 def run_in_loop(main: Coroutine[Any, Any, None]) -> None:

@@ -52,7 +52,12 @@ def cluster() -> Collector:
     watched = SimpleNamespace(on_change=lambda _: None, view=SimpleNamespace(rows={}), plan=None)
     store = SimpleNamespace(status=lambda: StoreStatus("connected", SYSTEM_CLOCK.now()))
     node = SimpleNamespace(
-        roster=watched, feed=watched, store=store, controller=None, desired=SimpleNamespace(held=None)
+        roster=watched,
+        feed=watched,
+        store=store,
+        controller=None,
+        desired=SimpleNamespace(held=None),
+        facts=lambda: SimpleNamespace(rows={}, is_out=lambda _: False),
     )
     return ClusterGauges(cast("Any", node), SYSTEM_CLOCK)
 
