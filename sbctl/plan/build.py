@@ -25,7 +25,18 @@ from sbctl.node.snapshot import NodeSnapshot
 from sbctl.plan.blast_radius import action_radius, routed_deployments
 from sbctl.plan.inputs import PlanInputs, Planner, Planners, ShowsSpecs
 from sbctl.plan.leaves import leaf_changes
-from sbctl.plan.model import UNMANAGED, Action, Change, Desired, DiffContext, Leaf, Observed, Plan, Recorded
+from sbctl.plan.model import (
+    UNMANAGED,
+    Action,
+    BlastRadius,
+    Change,
+    Desired,
+    DiffContext,
+    Leaf,
+    Observed,
+    Plan,
+    Recorded,
+)
 from sbctl.plan.order import address_key, execution_graph, run_order
 from sbctl.plan.paths import split_path
 from sbctl.plan.policy import with_blocks
@@ -250,10 +261,14 @@ def _removes_every_deployment(inputs: PlanInputs, selection: Selection) -> bool:
     )
 
 
+def _restarts_its_host(change: Change) -> bool:
+    return change.action == "update" and not change.is_fleet_wide and change.blast_radius >= BlastRadius.RESTART
+
+
 def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
     if inputs.update is not None and any(change.action not in ("no-op", "unreachable") for change in ordered):
         yield f"update: {inputs.update.described(len(inputs.hosts))}"
-        if any(change.blast_radius in ("restart", "breaking") and change.action == "update" for change in ordered):
+        if any(_restarts_its_host(change) for change in ordered):
             yield "a host that restarts is drained first: it answers new requests with 503 and Retry-After until it is back, the others serve"
         if inputs.update.canary in inputs.unreachable:
             yield f"the canary {inputs.update.canary} gave no answer, so no host proves this change before the others get it"

@@ -142,6 +142,17 @@ def test_a_canary_that_gives_no_answer_is_told(canary: str, said: bool) -> None:
     assert any("the canary b gave no answer" in note for note in notes) is said
 
 
+@pytest.mark.parametrize(("update", "port", "said"), [(True, 9090, True), (True, 8080, False), (False, 9090, False)])
+def test_a_host_that_an_update_restarts_is_said_to_be_drained_first(update: bool, port: int, said: bool) -> None:
+    asked = inputs(
+        [*host_resources("a", port=port), desired("host.b", {"labels": {}})],
+        host_resources("a"),
+        **({"update": UpdatePolicy()} if update else {}),
+    )
+    notes = build_plan(asked, FAKE_PLANNERS).notes
+    assert any("is drained first" in note for note in notes) is said
+
+
 def test_a_host_without_a_snapshot_counts_as_unreachable() -> None:
     resources = host_resources("a")
     plan = build_plan(inputs(resources, resources, snapshots={}), FAKE_PLANNERS)
