@@ -23,7 +23,6 @@ from sbctl.node.paths import node_paths
 from sbctl.placement.model import NO_DIGEST, DeploymentPlacement, PlacementPlan
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
 from sbctl.runtime.cluster.buckets import bucket_config, differs
-from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.directory import Directory, DirectoryRow, DirectoryView
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.happenings import happened
@@ -278,18 +277,13 @@ def test_H5_what_a_node_remembers_is_its_owner_s_whatever_the_process_masks(tmp_
     state.mkdir(mode=0o700)
     before = os.umask(0)
     try:
-        fences, archive, other = (
-            ClusterFences(state / "cluster.db"),
-            BundleArchive(state / "cluster-bundles.db"),
-            opened(state / "runtime.db"),
-        )
+        fences, other = ClusterFences(state / "cluster.db"), opened(state / "runtime.db")
         fences.take_lease_epoch(3)
         other.execute("CREATE TABLE t (a)")
         RosterMemory(state).keep({"a": "b"}, NOW)
         take_boot_epoch(state, NOW)
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in state.iterdir()}
         fences.close()
-        archive.close()
         other.close()
     finally:
         os.umask(before)

@@ -11,7 +11,6 @@ import pytest
 
 from sbctl.base.clock import SYSTEM_CLOCK
 from sbctl.base.limits import MIB
-from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.desired import Desired
 from sbctl.runtime.cluster.fences import ClusterFences
 from sbctl.runtime.cluster.held_signers import HeldSigners
@@ -38,11 +37,10 @@ async def following(world: ClusterWorld, servers: NatsCluster, name: str) -> Asy
         lambda: servers.servers, lambda: servers.identities.context(name), node_id=name, clock=SYSTEM_CLOCK
     )
     fences = ClusterFences(paths.state / "cluster.db", world.clock)
-    archive = BundleArchive(paths.state / "cluster-bundles.db", world.clock) if is_authority else None
     trust = HeldTrust("prod", IdentityFiles(paths), paths.state, now=world.clock.now())
     desired = Desired(
         "prod", signers=HeldSigners(paths, fences), trust=trust, fences=fences, store=store, clock=world.clock,
-        trust_file=paths.trust, archive=archive,
+        trust_file=paths.trust, is_authority=is_authority,
     )  # fmt: skip
     await store.start()
     if is_authority:
@@ -55,8 +53,6 @@ async def following(world: ClusterWorld, servers: NatsCluster, name: str) -> Asy
         await asyncio.wait([task])
         await store.close()
         fences.close()
-        if archive is not None:
-            archive.close()
 
 
 async def prepared(store: NatsStore) -> bool:

@@ -22,7 +22,6 @@ from sbctl.base.fs import read_bounded
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.node.cluster_documents import BundleMark
 from sbctl.node.records import EventKind
-from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.fences import ClusterFences, KeptBundle
 from sbctl.runtime.cluster.held_signers import HeldSigners
 from sbctl.runtime.cluster.held_trust import HeldTrust
@@ -52,7 +51,7 @@ _CONFLICTS_MAX: Final = 8
 
 
 class Desired:
-    """`archive` on authorities alone. Used from one event loop."""
+    """Of one node; `is_authority`: that others may publish at. Used from one event loop."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Desired:
         store: ClusterStore,
         clock: Clock,
         trust_file: Path,
-        archive: BundleArchive | None = None,
+        is_authority: bool = False,
         events: EventSink = NO_EVENTS,
     ) -> None:
         self._cluster_id = cluster_id
@@ -74,7 +73,7 @@ class Desired:
         self._store = store
         self._clock = clock
         self._trust_file = trust_file
-        self._archive = archive
+        self.is_authority = is_authority
         self._events = events
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
@@ -97,10 +96,6 @@ class Desired:
         """Whether the store shows the bundle that is held."""
         return self.held is not None and self._shown.get(BUNDLE_KEY) == self.held.envelope
 
-    @property
-    def is_authority(self) -> bool:
-        return self._archive is not None
-
     def on_change(self, listener: Callable[[], None]) -> None:
         """Told after another bundle, signer set or revocation list was taken up."""
         self._listeners.append(listener)
@@ -109,7 +104,7 @@ class Desired:
         """Follow the store until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
-            if self._archive is not None:
+            if self.is_authority:
                 group.create_task(self._keep_giving())
 
     async def _follow(self) -> None:
@@ -198,8 +193,6 @@ class Desired:
     async def _accept(self, envelope: str) -> bool:
         """Durable before it counts. False: it is the one that is held. Raises as `verify_cluster_bundle`, and what keeping raises."""
         verified = await self._verified(envelope)
-        if self._archive is not None:
-            await asyncio.to_thread(self._archive.keep, verified, envelope)
         if verified.repeat and self.held is not None:
             return False
         await asyncio.to_thread(self._fences.accept_bundle, verified, envelope)
@@ -215,7 +208,7 @@ class Desired:
 
         Raises RefusedError `cluster.not_authority`, `bundle.*`, InputError `bundle.*`, SbctlError `cluster.state_not_written`.
         """
-        if self._archive is None:
+        if not self.is_authority:
             raise RefusedError(
                 "cluster.not_authority",
                 "this node is no authority of its cluster",
@@ -266,7 +259,7 @@ class Desired:
 
     async def _give_back(self) -> bool:
         """Put into the store what it lacks, or has older. Nothing on nodes that are no authority. False: it did not take all of it."""
-        if self._archive is None or not self._heard:
+        if not self.is_authority or not self._heard:
             return True
         for key, text in (
             (TRUST_KEY, await asyncio.to_thread(self._trust_text)),

@@ -23,7 +23,6 @@ from sbctl.node.cluster_documents import ClusterNode as NodeName
 from sbctl.placement.operator_actions import NO_ACTIONS
 from sbctl.runtime.audit import Note
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
-from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.control import with_cluster
 from sbctl.runtime.cluster.controller import Controller
 from sbctl.runtime.cluster.desired import Desired
@@ -88,8 +87,6 @@ class ClusterNode:
         self.fences = ClusterFences(paths.state / "cluster.db", clock)
         self.signers = HeldSigners(paths, self.fences)
         self.store = connect(host, config)
-        archive = BundleArchive(paths.state / "cluster-bundles.db", clock) if "authority" in config.roles else None
-        self._archive = archive
         self.desired = Desired(
             config.cluster_id,
             signers=self.signers,
@@ -98,7 +95,7 @@ class ClusterNode:
             store=self.store,
             clock=clock,
             trust_file=paths.trust,
-            archive=archive,
+            is_authority="authority" in config.roles,
             events=host.events,
         )
         self._words = SignedLease(self.trust, self.fences, clock, boot_epoch=self._boot_epoch)
@@ -270,8 +267,6 @@ class ClusterNode:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await self.store.close()
-        if self._archive is not None:
-            self._archive.close()
         self.fences.close()
 
     def facts(self) -> Facts:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import pytest
-
-from sbctl.base.errors import SbctlError
-from sbctl.runtime.cluster.bundle_archive import BundleArchive
 from sbctl.runtime.cluster.store import BUNDLE_KEY, Bucket
 from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.keys import SigningKey
@@ -95,22 +90,3 @@ def test_a_forged_bundle_in_the_store_is_not_taken_and_is_replaced_by_the_true_o
         assert (_revision(a), _revision(b)) == (1, 1)
 
     _run(tmp_path, scenario)
-
-
-def test_every_bundle_is_in_the_archive(tmp_path: Path) -> None:
-    async def scenario(world: ClusterWorld, a: SimNode, b: SimNode) -> None:
-        for revision in (1, 2, 3):
-            await world.publish(a, {"q": Q}, revision)
-        await until(lambda: _revision(b) == 3)
-        await asyncio.sleep(1)
-
-    _run(tmp_path, scenario)
-    archive = BundleArchive(tmp_path / "a" / "state" / "cluster-bundles.db")
-    assert [one.revision for one in archive.listing()] == [3, 2, 1]
-    assert archive.envelope(0, 2) is not None
-    assert archive.envelope(0, 9) is None
-    assert archive._connection is not None
-    archive._connection.execute("UPDATE bundle SET envelope = 'other' WHERE revision = 2")
-    with pytest.raises(SbctlError, match="does not have its digest"):
-        archive.envelope(0, 2)
-    archive.close()

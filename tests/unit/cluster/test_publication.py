@@ -64,6 +64,6 @@ def test_C6_to_C16_a_refusal_has_the_code_of_the_admin_api(
 
 def test_a_text_that_is_no_bundle_is_invalid_and_a_disk_or_a_store_is_not_the_bundle_s_fault() -> None:
     assert refused(InputError("json.invalid", "x")) == (400, "invalid_bundle")
-    for code in ("cluster.state_not_written", "cluster.archive_damaged", "disk.full", "bundle.no_trust"):
+    for code in ("cluster.state_not_written", "disk.full", "bundle.no_trust"):
         assert refused(SbctlError(code, "x")) == (500, "publication_failed")
     assert refused(SbctlError("store.unreachable", "x")) == (503, "store_unavailable")
