@@ -135,14 +135,7 @@ class NodeProvisioner:
                 self._metrics.failed(missing)
                 raise missing
             self._refuse_hopeless(member, facts)
-            began_s = asyncio.get_running_loop().time()
-            try:
-                downloaded_bytes = await self._pull(facts, progress)
-            except SbctlError as error:
-                self._metrics.pull_failed(error)
-                raise
-            self._metrics.pulled(downloaded_bytes, asyncio.get_running_loop().time() - began_s)
-            await asyncio.to_thread(self._make_room, facts)
+            await self._fetch(facts, progress)
         if facts.artifact not in self._leases:
             self._leases[facts.artifact] = self._cache.lease(facts.artifact)
         try:
@@ -151,6 +144,20 @@ class NodeProvisioner:
             self._metrics.failed(error)
             raise
         return snapshot / weight_file(facts)
+
+    async def _fetch(self, facts: ArtifactFacts, progress: Progress) -> None:
+        """Raises SbctlError where the weights are not there afterwards: an apply may have brought them while no source answered."""
+        began_s = asyncio.get_running_loop().time()
+        try:
+            downloaded_bytes = await self._pull(facts, progress)
+        except SbctlError as error:
+            self._metrics.pull_failed(error)
+            entry = await asyncio.to_thread(self._cache.entry, facts.artifact)
+            if entry is None or entry.state != "ready":
+                raise
+            return
+        self._metrics.pulled(downloaded_bytes, asyncio.get_running_loop().time() - began_s)
+        await asyncio.to_thread(self._make_room, facts)
 
     def _refuse_hopeless(self, member: DeploymentMember, facts: ArtifactFacts) -> None:
         """Weights that no engine here could hold are not fetched. What the deployment says of its memory is believed."""

@@ -70,7 +70,7 @@ def events_of(document: Document, at_s: float, nodes: frozenset[str], failovers:
         failovers=failovers,
     )
     for row in rows:
-        if "incarnation" in row:
+        if row["snapshot_age_ms"] is not None:
             yield _told(row, at_s, observer)
 
 

@@ -113,6 +113,20 @@ async def test_what_cannot_be_made_ready_is_counted_by_its_kind(
     assert "weight_download_failures_total 1.0" in told
 
 
+class BroughtMeanwhile(World):
+    async def pull_here(self, facts: ArtifactFacts, *, progress: Any, note: Any) -> Fetched:
+        await super().pull_here(facts, progress=progress, note=note)
+        raise ArtifactError("artifact.transport", "no source answers", retryable=True)
+
+
+async def test_weights_that_an_apply_brings_while_no_source_answers_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = BroughtMeanwhile(tmp_path, monkeypatch)
+    assert (await world.prepare(world.facts("tiny"))).read_bytes().startswith(b"GGUF")
+    assert "weight_download_failures_total 1.0" in world.metrics()
+
+
 async def test_damage_that_a_start_finds_is_told_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, monkeypatch)
     facts = world.facts("tiny")
