@@ -93,13 +93,14 @@ class ClusterLab:
             ClusterStoreServer(node_id=each.node_id, address=each.address, port=each.port)
             for each in self.store.servers
         )
+        workers = tuple(other for other, has in self.roles.items() if "worker" in has)
         config = ClusterConfig(
             cluster_id=CLUSTER,
             node_id=name,
             roles=roles,
             store=servers,
             peer=PeerPort(port=free_port()) if "worker" in roles else None,
-            expected_nodes=tuple(name for name, roles in self.roles.items() if "worker" in roles),
+            expected_nodes=workers if "authority" in roles else (),
             **QUICK,
         )
         paths = prepare_node(

@@ -89,13 +89,14 @@ class SimNode:
         self.clock = LoopClock()
         paths = world.paths(self.name)
         roles = kit.claims.roles
+        workers = tuple(name for name, other in world.kits.items() if "worker" in other.claims.roles)
         config = ClusterConfig(
             cluster_id=kit.claims.cluster_id,
             node_id=self.name,
             roles=roles,
             labels=dict(kit.claims.labels),
             store=(ClusterStoreServer(node_id="a", address="127.0.0.1", port=1),),
-            expected_nodes=tuple(name for name, kit in world.kits.items() if "worker" in kit.claims.roles),
+            expected_nodes=workers if "authority" in roles else (),
         )
         runtime = RuntimeConfig(lineage=LINEAGE, host=self.name, identity=True, cluster=config)
         self.runtime_store = RuntimeStore(paths.database, paths.bundle)
