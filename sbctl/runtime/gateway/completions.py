@@ -8,7 +8,6 @@ which closes the engine's connection. Before the first byte of an answer another
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import traceback
 from collections.abc import Callable
 from typing import Final, Literal
@@ -128,13 +127,22 @@ class Completions:
             self._meter.fell_back(first.deployment, member.name, reason)
             if isinstance(member, LocalStandIn):
                 request.instead, request.failed, request.elsewhere = member.deployment, set(), False
-                with contextlib.suppress(SbctlError):
+                try:
                     return await self._ask(request)
+                except SbctlError as error:
+                    self._not_instead(request, member.name, error)
                 request.instead, request.served = None, first
             else:
-                with contextlib.suppress(EngineError):
+                try:
                     return await self._ask_external(request, member)
+                except EngineError as error:
+                    self._not_instead(request, member.name, error)
         return None
+
+    def _not_instead(self, request: Request, name: str, error: SbctlError) -> None:
+        self._log.info(
+            "who stands in cannot", request_id=request.id, provider=name, code=error.code, reason=error.message
+        )
 
     async def _ask_external(self, request: Request, member: ExternalMember) -> Relay:
         request.admitted_s = asyncio.get_running_loop().time()
