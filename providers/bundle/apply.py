@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from providers.bundle.publishing import publish
 from providers.bundle.spec import content_of, digest_of
 from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json
-from sbctl.base.errors import HostError, StalePlanError
+from sbctl.base.errors import ArtifactError, EngineError, HostError, StalePlanError
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import BundleApply, DeploymentAction, Method
@@ -74,6 +75,7 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
     held_revision = None if held is None else held.revision
     if held is not None and held_revision != planned:
         if held.content_digest == digest_of(desired.spec) and held.key_epoch == desired.spec["key_epoch"]:
+            _start_what_failed(step, context, desired)
             return _noted(held)
         if not _is_recorded(held, context.change.recorded):
             raise _changed(desired, planned, held_revision)
@@ -95,6 +97,22 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
         },
         "report": answer.get("report"),
     }
+
+
+def _start_what_failed(step: Step, context: PerformContext, desired: Desired) -> None:
+    """A runtime that came back before its weights or its engine did has failed by now, and would try again by itself some time later.
+
+    What fails again is told by the look at the host that ends the apply.
+    """
+    if is_cluster(desired.spec):
+        return
+    for state in context.node.snapshot(SNAPSHOT_DEADLINE_S).deployments:
+        if state.deployment in desired.spec["deployments"] and any(one.state == "failed" for one in state.replicas):
+            action = DeploymentAction(deployment=state.deployment, action="load").model_dump(mode="json")
+            with contextlib.suppress(ArtifactError, EngineError):
+                context.node.call(
+                    Method.DEPLOYMENT_ACTION, action, secrets={}, deadline_s=step.deadline_s, progress=context.progress
+                )
 
 
 def _is_recorded(held: BundleState, recorded: Recorded | None) -> bool:
