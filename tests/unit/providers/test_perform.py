@@ -432,6 +432,16 @@ def test_a_bundle_that_came_back_with_its_runtime_is_kept(bench: Bench, desired:
     assert bench.node.calls == []
 
 
+def test_what_failed_before_its_weights_came_is_started(bench: Bench, desired: dict[str, Desired]) -> None:
+    shown = held(3, digest_of(desired["bundle"].spec))
+    states = [("chat", "failed"), ("chat", "ready"), ("another", "failed")]
+    for name, state in states:
+        one = DeploymentState(deployment=name, replicas=(ReplicaState(state=state),))
+        bench.node.shown = shown.model_copy(update={"deployments": (one,)})
+        assert bench.perform("bundle", "bundle.apply", apply_params(None), desired["bundle"])["bundle"]["revision"] == 3
+    assert [call[:2] for call in bench.node.calls] == [("deployment.action", {"deployment": "chat", "action": "load"})]
+
+
 @pytest.mark.parametrize("revision", [3, None], ids=["by its number", "by its content: the answer was lost"])
 def test_an_older_bundle_that_came_back_is_replaced_when_the_state_knows_it(
     bench: Bench, desired: dict[str, Desired], revision: int | None
