@@ -26,10 +26,12 @@ from sbctl.engines.release_pins import Machine, archive_pin
 from sbctl.node.snapshot import (
     ArtifactState,
     BundleState,
+    DeploymentState,
     EngineState,
     HostFacts,
     NodeSnapshot,
     PythonFact,
+    ReplicaState,
     RuntimeState,
 )
 from sbctl.plan.model import Change, Step
