@@ -441,7 +441,8 @@ def test_what_failed_before_its_weights_came_is_started(bench: Bench, desired: d
         one = DeploymentState(deployment=name, replicas=(ReplicaState(state=state),))
         bench.node.shown = shown.model_copy(update={"deployments": (one,)})
         assert bench.perform("bundle", "bundle.apply", apply_params(None), desired["bundle"])["bundle"]["revision"] == 3
-    assert [call[:2] for call in bench.node.calls] == [("deployment.action", {"deployment": "chat", "action": "load"})]
+    ((method, params, _),) = bench.node.calls
+    assert (method, params["deployment"], params["action"]) == ("deployment.action", "chat", "load")
 
 
 @pytest.mark.parametrize("revision", [3, None], ids=["by its number", "by its content: the answer was lost"])
