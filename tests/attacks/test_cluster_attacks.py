@@ -212,7 +212,8 @@ def test_H3_sums_over_what_nodes_say_stay_numbers_that_readers_take() -> None:
     rows = {name: row_of(name, devices=(device,) * 64, figures=figures) for name in ("evil", "n-a")}
     view = DirectoryView(rows, 1, "")
     for document in (vram_document(view, now_ms=1), metrics_document(view), artifacts_document(view)):
-        strict_json.loads(json.dumps(document).encode(), max_bytes=1 << 20)
+        text = json.dumps(document)
+        assert json.dumps(strict_json.loads(text.encode(), max_bytes=1 << 20)) == text
 
 
 def test_G22_names_that_a_node_makes_up_stand_in_no_event() -> None:

@@ -121,7 +121,7 @@ class Link:
             reason = link._client.last_error or error
             await link.close()
             raise _not_connected(server, reason) from None
-        except BaseException:
+        except BaseException:  # also that it is cancelled: a half-made connection would try again for ever
             await link.close()
             raise
         told = str(link._client.connected_server_version)
