@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -172,6 +173,17 @@ def test_a_worker_dies_and_comes_back(world: World) -> None:
             with recorder.fault(f"kill -9 a worker, w1, {what}", "w1"):
                 kill_and_start(lab, "w1", down_s=down_s)
             recorder.settles(OBSERVERS, SETTLES_S)
+
+
+@pytest.mark.soak
+def test_a_worker_that_stands_still_keeps_no_request_that_had_no_byte(world: World) -> None:
+    """Its process keeps its connections, and takes new ones."""
+    lab = world.lab
+    with world.recorded() as recorder, recorder.fault("stop the process of a worker, w1", "w1"):
+        process = lab.runtimes["w1"].process
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(40.0)
+        process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.soak

@@ -64,6 +64,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.skipped_s
 
+    def pass_s(self, seconds: float) -> None:
+        """Time that the process stood still."""
+        self._jumping.skipped_s += seconds
+
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Time stands while a thread works for the loop, however slow the machine is."""
         future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)

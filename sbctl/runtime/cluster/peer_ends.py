@@ -123,7 +123,6 @@ class PeerEnds:
             policy_revision=held.payload.revision,
             has_origins=bool(held.payload.content.origins),
         )
-        self._client.give_up(self._known.is_left)
 
     def close(self) -> None:
         if self._client is not None:

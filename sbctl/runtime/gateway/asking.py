@@ -93,7 +93,7 @@ class Attempt(Generic[Sink]):
     @property
     def says_nothing(self) -> bool:
         """The connection was closed under the question."""
-        return self._was_used and not self.sink.heard
+        return self._was_used and not self.sink.heard and not self._connection.is_open
 
 
 async def ask_over(

@@ -28,6 +28,7 @@ from sbctl.runtime.peer.envelope import Audience, Errand, body_digest, sign_disp
 from sbctl.runtime.peer.framing import CONTENT_TYPE, DISPATCH_PATH, frame
 from sbctl.runtime.peer.identity import PlaneIdentity
 from sbctl.runtime.peer.listener import leaf_digest, notice_loss
+from sbctl.runtime.peer.signs import SIGN_S, SILENCE_S
 from sbctl.runtime.peer.worker import CODE_HEADER, PRESENT_HEADER
 from sbctl.runtime.seldom import Seldom
 
@@ -35,6 +36,7 @@ __all__ = ["PeerClient", "RelayMaker", "refusal_of"]
 
 _IDLE_S: Final = 60.0
 """Well below the 300 s that workers keep theirs."""
+_LAST_LOOK_S: Final = 1.0
 _CONNECTIONS_MAX: Final = 128
 """To one worker. Each carries one request, from its dispatch to its last byte."""
 _HANDSHAKE_S: Final = 5.0
@@ -50,6 +52,21 @@ _RETRY_AFTER_MAX_S: Final = 600
 _CALLERS_FAULTS: Final = frozenset({"context_length_exceeded", "modality_mismatch", "invalid_request", "invalid_body"})
 
 
+class _WorkerConnection(EngineConnection):
+    """Tells whoever waits for an answer of the worker's signs of life."""
+
+    _sign_s = 0.0
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self._parser.get_status_code() < 200 and isinstance(self._sink, _Answer):
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._sign_s >= SIGN_S / 2:
+                # As slow as they are sent; more of them are no sign, and are too much some time.
+                self._sign_s, self._bare_bytes = now_s, 0
+                self._sink.sign()
+
+
 class PeerPool(Pool):
     """The connections to one worker, as it is known by one certificate."""
 
@@ -60,6 +77,9 @@ class PeerPool(Pool):
         self.certificate_sha256 = worker.certificate_sha256
         self.peer = worker.peer
         self._identity = identity
+
+    def _make(self) -> EngineConnection:
+        return _WorkerConnection(self)
 
     async def _connect(self) -> EngineConnection:
         if len(self._open) >= _CONNECTIONS_MAX:
@@ -81,13 +101,14 @@ class PeerPool(Pool):
 
 
 class _Answer:
-    """Hands an answer to its relay, or turns a refusal into the error that it is."""
+    """Hands an answer to its relay, or turns a refusal into the error that it is. `told`: called with each word of the worker before its answer's
+    body."""
 
-    def __init__(self, relay: Relay, node_id: str, deployment: str) -> None:
+    def __init__(self, relay: Relay, told: Callable[[], None]) -> None:
         self.relay = relay
-        self.node_id = node_id
-        self.deployment = deployment
         self.ending = relay.ending
+        self._told = told
+        self._due: asyncio.TimerHandle | None = None
         self.present: int | None = None
         """The start of its process, the generation, or the time that the worker says it has where it was asked for another."""
         self._status = 0
@@ -102,7 +123,42 @@ class _Answer:
     def is_satisfied(self) -> bool:
         return self.relay.is_satisfied
 
+    def wait(self) -> None:
+        """From now on a word of the worker is due: a sign, a head, and behind that its body."""
+        self.leave()
+        self._due = asyncio.get_running_loop().call_later(SILENCE_S - _LAST_LOOK_S, self._look_once_more)
+
+    def sign(self) -> None:
+        """It is at it."""
+        if not self.ending.is_over:
+            self._told()
+            self.wait()
+
+    def leave(self) -> None:
+        """Wait no longer."""
+        due, self._due = self._due, None
+        if due is not None:
+            due.cancel()
+
+    def _look_once_more(self) -> None:
+        """This process may have stood still itself, and what came meanwhile is read now."""
+        self._due = asyncio.get_running_loop().call_later(_LAST_LOOK_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self.ending.end(
+            EngineError(
+                "worker_silent",
+                f"the worker said nothing for {SILENCE_S:.0f} seconds",
+                next_step="see whether its runtime is stopped or stuck: sbctl status, sbctl logs; restart it",
+                retryable=True,
+            )
+        )
+
     def head(self, status: int, fields: dict[bytes, bytes]) -> None:
+        if self.ending.is_over:
+            return  # too late: somebody else is asked
+        self._told()
+        self.wait()
         self._status = status
         if status == 200:
             self.relay.head(status, fields)
@@ -114,7 +170,9 @@ class _Answer:
 
     def data(self, data: bytes) -> None:
         if self._status == 200:
-            self.relay.data(data)
+            self.leave()
+            if not self.ending.is_over:
+                self.relay.data(data)
         elif len(self._refusal) < _REFUSAL_MAX_BYTES:
             self._refusal += data
 
@@ -123,11 +181,6 @@ class _Answer:
             self.relay.end()
         else:
             self.ending.end(refusal_of(self._status, self._fields, bytes(self._refusal)))
-
-    def give_up(self) -> None:
-        """Wait no longer for a word of it."""
-        if not self.heard:
-            self.ending.end(EngineError("transport_failed", "the worker fell silent", retryable=True))
 
     def broke(self, why: str) -> None:
         if self.relay.begun:
@@ -193,8 +246,6 @@ class PeerClient:
         """Starts of workers that they told us of before the directory did, by the certificate that said so."""
         self._clocks: dict[str, tuple[str, int]] = {}
         """How far ahead of ours a worker's clock is, in milliseconds, by the certificate that said so; of those that refused by it."""
-        self._asked: set[_Answer] = set()
-        """What workers were asked and have not ended."""
         self._log = get_log("dispatch")
         self._seldom = Seldom(clock.monotonic_s)
         identity.on_change(self._renew)
@@ -204,13 +255,6 @@ class PeerClient:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
-
-    def give_up(self, is_left: Callable[[str, str], bool]) -> None:
-        """Ask others instead, where no byte of an answer has come. `is_left`: whether nobody asks this node for this deployment any more, since
-        it fell silent and others are there. A process that is stopped keeps its connections, so that nothing else would tell."""
-        for answer in list(self._asked):
-            if not answer.heard and is_left(answer.node_id, answer.deployment):
-                answer.give_up()
 
     def _renew(self) -> None:
         """Certificate, CA or revocation list are others. A revoked worker is cut off, whatever it answers; elsewhere what runs goes on, and new
@@ -222,15 +266,25 @@ class PeerClient:
                 pool.retire()
         self._pools.clear()
 
-    async def ask(self, candidate: Candidate, errand: Errand, client: Client, relay: RelayMaker) -> Relay:
-        """The relay of an answer that has begun and ended.
+    async def ask(
+        self,
+        candidate: Candidate,
+        errand: Errand,
+        client: Client,
+        relay: RelayMaker,
+        *,
+        heard: Callable[[], None] = lambda: None,
+    ) -> Relay:
+        """The relay of an answer that has begun and ended. `heard`: called with each word of the worker, at least one where there is an answer.
 
         Raises InputError for what the caller did wrong, AdmissionError and EngineError with the worker's code, always before the first byte.
         """
         start, digest = self._start_of(candidate), await body_digest(errand.body)
         for _ in range(_BEHIND_MAX):
             try:
-                return await self._ask_once(candidate, client, relay, start=start, errand=errand, digest=digest)
+                return await self._ask_once(
+                    candidate, client, relay, start=start, errand=errand, digest=digest, heard=heard
+                )
             except _BehindError as behind:
                 if behind.refusal.code == "stale_boot_epoch" and behind.present > start:
                     start = behind.present
@@ -245,17 +299,25 @@ class PeerClient:
         raise refusal
 
     async def _ask_once(
-        self, candidate: Candidate, client: Client, relay: RelayMaker, *, start: int, errand: Errand, digest: str
+        self,
+        candidate: Candidate,
+        client: Client,
+        relay: RelayMaker,
+        *,
+        start: int,
+        errand: Errand,
+        digest: str,
+        heard: Callable[[], None],
     ) -> Relay:
         """Raises also _BehindError."""
         answers: list[_Answer] = []
 
         def listen() -> _Answer:
-            answers.append(_Answer(relay(), candidate.node_id, errand.deployment))
-            self._asked.add(answers[-1])
+            answers.append(_Answer(relay(), heard))
             return answers[-1]
 
         def write() -> tuple[bytes, bytes]:
+            answers[-1].wait()
             return self._written(candidate, start, errand, digest)
 
         try:
@@ -265,7 +327,8 @@ class PeerClient:
                 raise _BehindError(answers[-1].present, error) from error
             raise
         finally:
-            self._asked.difference_update(answers)
+            for answer in answers:
+                answer.leave()
         return answered.relay
 
     def _start_of(self, candidate: Candidate) -> int:

@@ -63,6 +63,11 @@ REFUSALS: Final[Mapping[str, Refusal]] = {
     "transport_failed": Refusal(
         400, "transport", "the worker was not reached, or ended the connection before an answer"
     ),
+    "worker_silent": Refusal(
+        503,
+        "transport",
+        "the worker took the connection and said nothing for ten seconds: its process is stopped, stuck or no worker; look at it",
+    ),
 }
 _SHARED_STATUS: Final[Mapping[str, int]] = {"upstream_failed": 503, "draining": 503}
 """Of codes that the public API has too, with another status there."""

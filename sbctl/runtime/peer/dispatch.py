@@ -2,7 +2,8 @@
 
     attempts        8 at most, none after the caller's queue timeout, each at another node and generation
     asked again     refusals for room, for readiness and for a way that failed; never for security, never for what the caller did wrong
-    resting         a node whose way failed, or that did not believe us, comes behind all others for five seconds
+    silent          a worker that says nothing for ten seconds is left for another one, which the caller's queue timeout leaves room for, once
+    resting         a node whose way failed, that was silent or did not believe us comes behind all others (`resting`)
     cold            wait: one replica is woken and the request waits there; reject: nothing is started; fallback: one is woken, and
                     somebody else answers
 
@@ -30,11 +31,11 @@ from sbctl.runtime.peer.client import PeerClient
 from sbctl.runtime.peer.codes import may_be_asked_elsewhere, retry_class, status_of
 from sbctl.runtime.peer.envelope import Errand
 from sbctl.runtime.peer.metrics import PeerMetrics, RouteClass
+from sbctl.runtime.peer.resting import Rests
 from sbctl.runtime.seldom import Seldom
 
 __all__ = ["ClusterRequest", "Directory", "Dispatcher", "prefix_of"]
 
-_REST_S: Final = 5.0
 _PREFIX_CHARS: Final = 2048
 _PREFIX_CHARS_MIN: Final = 256
 """A shorter prompt is read anew faster than it is waited for."""
@@ -83,7 +84,8 @@ class Dispatcher:
         self._metrics = metrics
         self._running: Counter[tuple[str, str]] = Counter()
         """Requests of ours, by node and deployment."""
-        self._rests: dict[str, float] = {}
+        self._rests = Rests(lambda: asyncio.get_running_loop().time())
+        metrics.watch_failing(lambda: len(self._rests))
         self._log = get_log("dispatch")
         self._seldom = Seldom(lambda: asyncio.get_running_loop().time())
 
@@ -95,7 +97,8 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         tried: set[tuple[str, int]] = set()
         refusal: SbctlError | None = None
-        while len(tried) < ATTEMPTS_MAX and (refusal is None or loop.time() < request.deadline_s):
+        deadline_s, was_silent = request.deadline_s, False
+        while len(tried) < ATTEMPTS_MAX and (refusal is None or loop.time() < deadline_s):
             candidate = self._choose(request, tried)
             if candidate is None:
                 break
@@ -105,21 +108,24 @@ class Dispatcher:
             if refusal is not None:
                 self._metrics.failed_over(request.deployment, refusal.code)
             tried.add(candidate.key)
+            asked_s = loop.time()
             try:
                 return await self._attempt(request, candidate)
             except SbctlError as error:
                 kind = retry_class(error.code, status_of(error))
                 is_last = candidate.state != "ready" and request.cold_start == "fallback"
                 if kind in ("transport", "security") and not candidate.is_local:
-                    self._rests[candidate.node_id] = loop.time() + _REST_S
+                    self._rests.failed(candidate.node_id, asked_s=asked_s)
+                if error.code == "worker_silent" and not was_silent:
+                    # Nobody's queue took that time.
+                    deadline_s, was_silent = deadline_s + loop.time() - asked_s, True
                 if is_last or not may_be_asked_elsewhere(kind):
                     raise
                 refusal = error
         raise refusal or EngineError("no_eligible_replica", "no node serves this model now", retryable=True)
 
     def _choose(self, request: ClusterRequest, tried: Collection[tuple[str, int]]) -> Candidate | None:
-        now_s = asyncio.get_running_loop().time()
-        self._rests = {node: until_s for node, until_s in self._rests.items() if until_s > now_s}
+        self._rests.forget()
         selection = self._directory.selection(request.deployment)
         if not tried:
             self._metrics.excluded(selection.excluded)
@@ -136,6 +142,17 @@ class Dispatcher:
             running=lambda each: max(each.active, self._running[each.node_id, request.deployment]),
         )
 
+    async def _ask_peer(self, request: ClusterRequest, candidate: Candidate) -> Relay:
+        node_id, errand = candidate.node_id, request.errand(candidate.generation)
+        with self._rests.trying(node_id):
+            return await self._peers.ask(
+                candidate,
+                errand,
+                request.client,
+                lambda: request.relay("peer"),
+                heard=lambda: self._rests.heard(node_id),
+            )
+
     async def _attempt(self, request: ClusterRequest, candidate: Candidate) -> Relay:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -147,19 +164,19 @@ class Dispatcher:
             if candidate.is_local:
                 relay = await request.here()
             else:
-                errand = request.errand(candidate.generation)
-                relay = await self._peers.ask(candidate, errand, request.client, lambda: request.relay(route))
+                relay = await self._ask_peer(request, candidate)
             outcome = "ok" if relay.problem is None else "broken"
             return relay
         except SbctlError as error:
             outcome = error.code
             self._seldom.tell(
-                self._log.info,
+                self._log.warning if error.next_step else self._log.info,
                 "a replica did not answer",
                 cause=f"{candidate.node_id} {request.deployment}",
                 node=candidate.node_id,
                 deployment=request.deployment,
                 code=error.code,
+                **({"next_step": error.next_step} if error.next_step else {}),
             )
             raise
         finally:

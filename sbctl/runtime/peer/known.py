@@ -43,7 +43,6 @@ class KnownCluster:
         self.has_origins = False
         self._members: Mapping[str, DeploymentMember] = {}
         self._selections: Mapping[str, Selection] = {}
-        self._silent: frozenset[str] = frozenset()
 
     def take(
         self,
@@ -57,8 +56,6 @@ class KnownCluster:
         """Everything anew. A deployment that no plan names yet is served by whatever generation its nodes have, the newest first; not by nodes
         whose certificates lack a label that it requires."""
         by_deployment: dict[str, list[KnownNode]] = {}
-        nodes = list(nodes)
-        self._silent = frozenset(node.snapshot.node.node_id for node in nodes if node.is_silent)
         for node in nodes:
             for deployment in {replica.deployment for replica in node.snapshot.replicas}:
                 by_deployment.setdefault(deployment, []).append(node)
@@ -74,14 +71,6 @@ class KnownCluster:
 
     def member(self, deployment: str) -> DeploymentMember | None:
         return self._members.get(deployment)
-
-    def is_left(self, node_id: str, deployment: str) -> bool:
-        """Whether a node fell silent while others are ready for the deployment."""
-        if node_id not in self._silent:
-            return False
-        return any(
-            each.state == "ready" and each.node_id not in self._silent for each in self.selection(deployment).candidates
-        )
 
     def selection(self, deployment: str) -> Selection:
         return self._selections.get(deployment, _NOBODY)

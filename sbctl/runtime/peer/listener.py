@@ -20,10 +20,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from sbctl.base.errors import EngineError, SbctlError
+from sbctl.runtime.gateway.answers import Answer
 from sbctl.runtime.gateway.connection import ClientConnection
 from sbctl.runtime.gateway.server import App, GatewayLimits, GatewayServer
 from sbctl.runtime.peer.framing import FRAME_MAX_BYTES
 from sbctl.runtime.peer.identity import ALPN, PlaneIdentity
+from sbctl.runtime.peer.signs import INTERIM, SIGN_S
 from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.peer_documents import Peer, PeerMark
 
@@ -86,6 +88,7 @@ class PeerConnection(ClientConnection):
         self.peer: Peer | None = None
         self._opened_s = server.loop.time()
         self._cut_s: float | None = None
+        self._sign: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -99,6 +102,32 @@ class PeerConnection(ClientConnection):
             cast("Transport", transport).abort()
             return
         notice_loss(transport)
+
+    def show_life(self) -> None:
+        """Let its gateway know every few seconds that its dispatch is in hand, until the answer begins."""
+        if self._head is not None and self._head.minor == 1:
+            self._sign = self._loop.call_later(SIGN_S, self._show_again)
+
+    def _show_again(self) -> None:
+        if self._transport is not None:
+            self._transport.write(INTERIM)
+            self.show_life()
+
+    def _end_signs(self) -> None:
+        if self._sign is not None:
+            self._sign.cancel()
+
+    def begin(self, status: int, lines: bytes) -> None:
+        self._end_signs()
+        super().begin(status, lines)
+
+    def answer(self, answer: Answer) -> None:
+        self._end_signs()
+        super().answer(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_signs()
+        super().connection_lost(exc)
 
     def end_behind_answer(self) -> None:
         """The present answer is the last."""

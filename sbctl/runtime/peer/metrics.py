@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sbctl.runtime.peer.candidates import ExclusionStage
 from sbctl.runtime.peer.codes import RetryClass
@@ -58,12 +58,21 @@ class PeerMetrics:
             ["route_class"],
             registry=registry,
         )
+        self._failing = Gauge(
+            "sbproxy_model_plane_failing_peers",
+            "Workers that this gateway asks last, since they were not reached or said nothing, and have said nothing since.",
+            registry=registry,
+        )
         self._excluded = Counter(
             "sbproxy_ai_replica_selection_excluded_total",
             "Replicas that could not be chosen for a request, by the stage that left them out.",
             ["stage"],
             registry=registry,
         )
+
+    def watch_failing(self, count: Callable[[], int]) -> None:
+        """`count`: how many workers fail now."""
+        self._failing.set_function(count)
 
     def attempted(self, deployment: str, route: RouteClass, outcome: str) -> None:
         """`outcome`: ok, broken, cancelled, or why it failed."""

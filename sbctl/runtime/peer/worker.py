@@ -1,7 +1,8 @@
 """What a worker does with a dispatch: who sends it, whether it counts, and then the same way to an engine that its own callers have.
 
-Admission here is the authority: a gateway chooses by what it last heard, and this worker says whether there is room. The answer goes back as
-it comes; a gateway that leaves ends the request at the engine and gives the permit back.
+Admission here is the authority: a gateway chooses by what it last heard, and this worker says whether there is room. While a dispatch waits or
+its prompt is read, the gateway hears that it is in hand. The answer goes back as it comes; a gateway that leaves ends the request at the engine and
+gives the permit back.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ class PeerWorker:
 
     async def _serve(self, body: bytes, caller: ClientConnection) -> None:
         connection = cast("PeerConnection", caller)
+        connection.show_life()
         try:
             if self._stopping:
                 raise EngineError("listener_shutdown", "this runtime is stopping", retryable=True)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -17,13 +16,10 @@ from sbctl.base.limits import MIB
 from sbctl.runtime.gateway.events import EventStream
 from sbctl.runtime.gateway.relay import WholeRelay
 from sbctl.runtime.gateway.upstream import EngineConnection
-from sbctl.runtime.peer.candidates import KnownNode, Serving, endpoint_of, select
+from sbctl.runtime.peer.candidates import Serving, endpoint_of, select
 from sbctl.runtime.peer.choice import Candidate
-from sbctl.runtime.peer.known import KnownCluster
-from tests.simulators.engine_world import facts
 from tests.simulators.peer_snapshots import node, replica
 from tests.simulators.peer_world import DONE, STREAM, Caller, PeerWorld, event
-from tests.simulators.runtime_world import member
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 CPU_S_MAX = 5.0
@@ -54,6 +50,7 @@ async def hostile(cluster: PeerWorld, *parts: bytes) -> AsyncIterator[Candidate]
     [
         [b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"] * 4000,
         [b"HTTP/1.1 100 Continue\r\n\r\n"] * 8000,
+        [b"HTTP/1.1 102 Processing\r\n\r\n"] * 8000,
         [b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n"],
         [b"HTTP/1.1 200 OK\r\n", *[b"x-a: " + b"b" * 1000 + b"\r\n"] * 100],
         [b"HTTP/1.1 200 OK\r\nx: ", *[b"b" * 1000] * 100],
@@ -106,47 +103,6 @@ async def test_G20_an_error_that_a_worker_makes_up_reaches_nobody_in_its_own_wor
                 await gateway.ask(candidate)
         assert "evil" not in str(caught.value)
         assert "10.0.0.7" not in str(caught.value)
-
-
-async def test_G20_a_worker_that_fell_silent_is_waited_for_no_longer_than_the_directory_does(
-    cluster: PeerWorld,
-) -> None:
-    """A process that is stopped keeps its connections: only the directory knows. What it has begun to answer is not cut."""
-    gateway, good = cluster.gateway(), await cluster.worker("w-1")
-    async with hostile(cluster) as silent:
-        asking = asyncio.create_task(gateway.ask(silent, good.candidate()))
-        await cluster.until(lambda: len(gateway.client._asked) == 1)
-        gateway.client.give_up(lambda node_id, _deployment: node_id != "w-0")
-        await asyncio.sleep(0)
-        assert not asking.done()
-        gateway.client.give_up(lambda node_id, deployment: (node_id, deployment) == ("w-0", "q"))
-        caller = await asking
-    assert (caller.status, caller.broke) == (200, False)
-    assert not gateway.client._asked
-    begun = STREAM + event("Hel")
-    async with hostile(cluster, begun) as slow:
-        caller = Caller()
-        gateway.directory.candidates = [slow]
-        asking_slow = asyncio.create_task(gateway.dispatcher.ask(gateway.request(caller)))
-        await cluster.until(lambda: b"Hel" in caller.body)
-        gateway.client.give_up(lambda _node_id, _deployment: True)
-        await asyncio.sleep(0.05)
-        assert not asking_slow.done()
-        asking_slow.cancel()
-
-
-def test_who_is_left_is_silent_and_not_the_only_one() -> None:
-    known, here = KnownCluster("gw", {}), member(facts(), "/engine")
-    heard, silent = node("n-a", replica()), replace(node("n-b", replica()), is_silent=True)
-    cold = node("n-c", replica(state="cached"))
-
-    def left(*nodes: KnownNode) -> list[bool]:
-        known.take(nodes, {"q": here}, {"q": Serving((3,))}, policy_revision=1)
-        return [known.is_left(name, "q") for name in ("n-a", "n-b", "n-x")]
-
-    assert left(heard, silent) == [False, True, False]
-    assert left(silent) == [False, False, False]
-    assert left(silent, cold) == [False, False, False]
 
 
 # --- addresses that nodes say of themselves

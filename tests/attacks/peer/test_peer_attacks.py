@@ -108,7 +108,7 @@ async def test_G12_an_envelope_of_another_form_is_refused_whoever_signed_it(clus
     class Raw:
         signer, identity_epoch = "gw-a", 1
 
-        def model_dump_json(self) -> str:
+        def model_dump_json(self, **_: object) -> str:
             return json.dumps(change(payload_of(envelope)))
 
     signed = gateway.identity.signer.sign(DISPATCH, Raw())  # type: ignore[type-var]

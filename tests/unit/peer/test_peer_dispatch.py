@@ -16,7 +16,8 @@ from sbctl.base.errors import InputError, SbctlError
 from sbctl.runtime.admission import AdmissionError
 from sbctl.runtime.gateway import upstream
 from sbctl.runtime.gateway.asked import read_asked
-from tests.simulators.peer_world import STREAM, Caller, GatewayNode, PeerWorld, event
+from sbctl.runtime.peer import listener
+from tests.simulators.peer_world import STREAM, Caller, GatewayNode, PeerWorld, dispatch_bytes, event
 
 
 @pytest.fixture
@@ -153,6 +154,25 @@ async def test_admission_is_the_worker_s_and_a_full_one_is_passed_over(cluster: 
     for permit in held:
         permit.release()
     assert full.rejections == ["queue_full", "queue_full"]
+
+
+async def test_a_worker_says_that_a_dispatch_is_in_hand_until_its_answer_begins(
+    cluster: PeerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "SIGN_S", 0.02)
+    worker, gateway = await cluster.worker(), cluster.gateway()
+    held = [await worker.served.gate.acquire("standard") for _ in range(4)]
+    async with gateway.connected(worker) as (reader, writer):
+        writer.write(dispatch_bytes(*gateway.envelope(worker)))
+        for _ in range(3):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 102 Processing\r\n\r\n"
+        held.pop().release()
+        while (head := await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 102"):
+            pass
+        assert head.startswith(b"HTTP/1.1 200 ")
+        rest = await reader.readuntil(b"0\r\n\r\n")
+    assert b"HTTP/1.1" not in rest
+    assert b"[DONE]" in rest
 
 
 async def test_no_more_than_eight_are_asked_and_none_after_the_queue_timeout(cluster: PeerWorld) -> None:
