@@ -9,9 +9,9 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from sbctl.base.display import display_safe
 from sbctl.base.errors import HostError
@@ -21,7 +21,7 @@ from sbctl.node.machine import port_holders
 from sbctl.node.messages import RuntimeConfig
 from sbctl.runtime.listener_proof import port_holder
 
-__all__ = ["HandedOver", "base_url", "bind_tcp", "bind_unix", "refuse_taken_ports"]
+__all__ = ["HandedOver", "base_url", "bind_tcp", "bind_unix", "holder_text", "overlap", "refuse_taken_ports"]
 
 _FIRST_FD: Final = 3
 _FDS_MAX: Final = 64
@@ -124,30 +124,42 @@ def base_url(sock: socket.socket, *, scheme: Literal["http", "https"] = "http") 
     return f"{scheme}://{_place(str(host), int(port))}"
 
 
-def refuse_taken_ports(config: RuntimeConfig, ours: Collection[str]) -> None:
+def refuse_taken_ports(config: RuntimeConfig, ours: Collection[str], *, pid: int | None = None) -> None:
     """Raises HostError `runtime.port_in_use`, `runtime.bind_failed` for a port that the runtime will not get; `ours` are addresses it has now, as
-    `127.0.0.1:8080` and `[::1]:8080`."""
+    `127.0.0.1:8080` and `[::1]:8080`, and `pid` is its process, whose other ports nobody tells."""
+    for address, port in _wanted(config):
+        if not port or _place(address, port) in ours:
+            continue
+        beside = [one for one in port_holders([port]) if overlap(one["address"], address)]
+        foreign = [
+            one for one in beside if _place(one["address"], port) not in ours and (pid is None or one.get("pid") != pid)
+        ]
+        if beside and not foreign:
+            continue  # our own listener is in the way, perhaps on another address of this port: it goes before the new one comes
+        if foreign and len(foreign) < len(beside):
+            raise _in_use(address, port, holder_text(foreign[0]))
+        bind_tcp(address, port).close()
+
+
+def _wanted(config: RuntimeConfig) -> list[tuple[str, int]]:
     wanted = [(config.http_bind_address, config.http_bind_port)]
     if config.https_bind_port is not None:
         wanted.append((config.http_bind_address, config.https_bind_port))
     if config.admin_enabled:
         wanted.append((config.admin_bind, config.admin_port))
-    for address, port in wanted:
-        if not port or _place(address, port) in ours:
-            continue
-        beside = [one for one in port_holders([port]) if _overlap(one["address"], address)]
-        foreign = [one for one in beside if _place(one["address"], port) not in ours]
-        if beside and not foreign:
-            continue  # our own listener is in the way, on another address of this port: it goes before the new one comes
-        if foreign and len(foreign) < len(beside):
-            pid = foreign[0].get("pid")
-            holder = None if pid is None else f"{display_safe(foreign[0]['program'], max_chars=32)} (pid {pid})"
-            raise _in_use(address, port, holder)
-        bind_tcp(address, port).close()
+    if config.cluster is not None and config.cluster.peer is not None:
+        wanted.append((config.cluster.peer.bind, config.cluster.peer.port))
+    return wanted
 
 
-def _overlap(one: str, other: str) -> bool:
-    """Whether two listeners on one port are in each other's way."""
+def holder_text(holder: Mapping[str, Any]) -> str | None:
+    """One of `machine.port_holders`; None where it may not be seen."""
+    pid = holder.get("pid")
+    return None if pid is None else f"{display_safe(holder['program'], max_chars=32)} (pid {pid})"
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two listeners on one port are in each other's way; addresses, not names."""
     first, second = ipaddress.ip_address(_plain(one)), ipaddress.ip_address(_plain(other))
     return first == second or first.is_unspecified or second.is_unspecified
 

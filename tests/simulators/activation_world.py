@@ -118,7 +118,7 @@ class ActivationWorld:
         monkeypatch.setattr(runtime_ops, "install_launcher", lambda *_: False)
         monkeypatch.setattr(runtime_ops, "launcher_files", lambda _paths: ())
         monkeypatch.setattr(running, "find_users", lambda: None)
-        monkeypatch.setattr(runtime_ops, "refuse_taken_ports", lambda _config, _ours: None)
+        monkeypatch.setattr(runtime_ops, "refuse_taken_ports", lambda _config, _ours, **_: None)
 
     def _facts(self, _context: NodeContext) -> dict[str, Any]:
         versions = [name for name in os.listdir(self.paths.opt) if (self.paths.opt / name / "bin").is_dir()]

@@ -168,7 +168,7 @@ def _refuse_taken_ports(runtime: LocalRuntime, config: RuntimeConfig, status: Ma
                 return
     told = [(status or {}).get(name) for name in ("http_url", "https_url", "admin_url")]
     ours = {url.partition("://")[2] for url in told if isinstance(url, str)}
-    refuse_taken_ports(config, ours | runtime.held_addresses())
+    refuse_taken_ports(config, ours | runtime.held_addresses(), pid=(status or {}).get("pid"))
 
 
 def _prepare(context: NodeContext, params: RuntimeActivate, runtime: LocalRuntime) -> _Prepared:

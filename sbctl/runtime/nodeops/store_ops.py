@@ -36,6 +36,7 @@ from sbctl.runtime.nodeops.store_installation import (
     store_data,
     store_home,
 )
+from sbctl.runtime.nodeops.store_ports import refuse_taken_ports
 from sbctl.runtime.nodeops.store_program import ensure_program, programs_directory
 from sbctl.runtime.nodeops.units import units_digest
 from sbctl.runtime.store_exec import PROGRAM_FILE
@@ -50,11 +51,12 @@ _MAX_BYTES: Final = 16 * 1024 * 1024
 
 def install_store(context: NodeContext, params: StoreInstall) -> dict[str, Any]:
     """Raises RefusedError of the lineage, `store.too_old`, `store.quorum_at_risk`; InputError `store.name_taken`, `store.members`; HostError
-    `store.no_identity`, `store.no_program`, `store.config_refused`, `store.not_started`, `store.not_whole`; SbctlError `disk.*`."""
+    `store.no_identity`, `store.port_in_use`, `store.no_program`, `store.config_refused`, `store.not_started`, `store.not_whole`; SbctlError `disk.*`."""
     refuse_other_lineage(host_facts(context), params.lineage)
     check_names(params)
     _check_identity(context, params)
     systemd = system_of_root(context.uid, context.environ)
+    refuse_taken_ports(params, is_installed=store_home(context).is_dir(), in_unit=systemd is not None)
     installation = Installation(context, params, systemd, ensure_program(context, params))
     installation.check()
     installation.remember(_bring_about(installation, applied_before(context), expects_quorum=params.expects_quorum))

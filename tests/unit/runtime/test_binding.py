@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sbctl.base.errors import HostError
+from sbctl.node.cluster_config import ClusterConfig, ClusterStoreServer, PeerPort
 from sbctl.node.messages import RuntimeConfig
 from sbctl.runtime.binding import HandedOver, bind_tcp, refuse_taken_ports
 
@@ -75,6 +76,22 @@ def test_a_taken_port_names_who_has_it() -> None:
         assert f"(pid {os.getpid()}) listens there" in caught.value.message
         refuse_taken_ports(config, [f"127.0.0.1:{port}"])
     refuse_taken_ports(config, ())
+
+
+def test_the_port_for_gateways_is_looked_at_as_well_and_a_runtime_has_its_own() -> None:
+    with bind_tcp("127.0.0.1", 0) as other:
+        other.listen()
+        port = int(other.getsockname()[1])
+        store = ClusterStoreServer(node_id="a", address="127.0.0.1", port=4222)
+        peer = PeerPort(bind="0.0.0.0", port=port, advertise="127.0.0.1")
+        cluster = ClusterConfig(cluster_id="prod", node_id="w", roles=("worker",), store=(store,), peer=peer)
+        config = RuntimeConfig(lineage="L", host="w", http_bind_port=0, admin_enabled=False, cluster=cluster)
+        with pytest.raises(HostError) as caught:
+            refuse_taken_ports(config, (), pid=os.getpid() + 1)
+        assert caught.value.code == "runtime.port_in_use"
+        assert f"0.0.0.0:{port}: " in caught.value.message
+        assert f"(pid {os.getpid()}) listens there" in caught.value.message
+        refuse_taken_ports(config, (), pid=os.getpid())
 
 
 @pytest.mark.parametrize(("held", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0")])
