@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "enrollment_of",
     "identity_notes",
     "identity_rows",
+    "let_in_again",
     "new_grant",
     "recorded_identity",
     "revoke_newest",
@@ -214,6 +215,17 @@ class IdentitySigner:
             "authority_key": self._authority.keys(ca).text(),
             "revocations": self._authority.revocations()[0],
         }
+
+
+def let_in_again(records: Iterable[NodeRecord]) -> Iterator[str]:
+    """What to know of nodes that were revoked and get a new identity under the same name."""
+    for record in records:
+        if record.certificate is not None and 0 < record.identity_epoch <= record.revoked_epoch:
+            until = certificate_facts(record.certificate).not_after.date()
+            yield (
+                f"until {until} the certificate that was taken away opens a cluster's store again, though nobody believes it: where its key was stolen, give the "
+                f"host another name than {record.node_id}, or make a new CA (sbctl cluster rotate --ca)"
+            )
 
 
 def settle_rollover(workspace: Workspace, config: CompiledConfig | None) -> None:

@@ -247,6 +247,9 @@ class Authority:
                 )
             _, listed = self.revocations()
             if record.revoked_epoch >= record.identity_epoch and any(one.node_id == node_id for one in listed.entries):
+                if record.rotation > record.issued_rotation:
+                    # It was asked for a new identity since, which it shall not get.
+                    self._files.write_node(record.model_copy(update={"rotation": record.issued_rotation}))
                 return listed
             entry = Revocation(
                 node_id=node_id,

@@ -131,7 +131,7 @@ class NodeSigner:
         Raises RefusedError `peer.too_large`; `peer.wrong_signer`, `peer.identity_mismatch` for a document in somebody else's name.
         """
         _check_signer(document, self.identity.claims)
-        payload = document.model_dump_json().encode()
+        payload = document.model_dump_json(exclude_defaults=kind.is_sparse).encode()
         if len(payload) > kind.max_bytes:
             raise RefusedError(
                 "peer.too_large",

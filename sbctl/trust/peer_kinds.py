@@ -52,7 +52,7 @@ Document = TypeVar("Document", bound=ClusterDocument)
 @dataclass(frozen=True, slots=True)
 class DocumentKind(Generic[Document]):
     """`role`: what its signer must be; None: any node. `moments`: when it was made and until when it counts, in milliseconds; None for a
-    kind whose taker judges its times by rules of its own."""
+    kind whose taker judges its times by rules of its own. `is_sparse`: what is as it is by default is left out, since it grows with the cluster."""
 
     payload_type: str
     model: type[Document]
@@ -60,6 +60,7 @@ class DocumentKind(Generic[Document]):
     max_bytes: int
     role: ClusterRole | None
     moments: Callable[[Document], tuple[int, int | None]] | None
+    is_sparse: bool = False
 
 
 SNAPSHOT: Final = DocumentKind(
@@ -85,6 +86,7 @@ PLACEMENT: Final = DocumentKind(
     PLACEMENT_MAX_BYTES,
     "authority",
     lambda one: (one.issued_at_unix_ms, None),
+    is_sparse=True,
 )
 LEASE: Final = DocumentKind(LEASE_PAYLOAD_TYPE, LeaseDocument, "lease", LEASE_MAX_BYTES, "authority", None)
 """Its epoch counts whatever its date says: a reader whose clock is off would else take an epoch that another holds."""

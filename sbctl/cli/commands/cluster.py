@@ -128,7 +128,7 @@ def rotate(
     format: Format = OutputFormat.TEXT,  # noqa: A002
 ) -> int:
     """Ask for new identities; the next apply issues them, each above its old epoch. A revoked host is let in again by this."""
-    from sbctl.cli.authority import directory_of
+    from sbctl.cli.authority import directory_of, let_in_again
     from sbctl.cli.workspace import Workspace
     from sbctl.trust.authority import Authority
     from sbctl.views.console import note, print_json
@@ -143,8 +143,11 @@ def rotate(
         note("apply three times: hosts trust the new CA as well; they get identities of it; the old CA goes")
     else:
         fingerprint = None
-        nodes = [record.node_id for record in authority.rotate(nodes or [])]
+        records = authority.rotate(nodes or [])
+        nodes = [record.node_id for record in records]
         note(f"sbctl apply issues a new identity to {', '.join(nodes)}")
+        for said in let_in_again(records):
+            note(said)
     if format is OutputFormat.JSON:
         print_json("cluster.rotate", {"ca": fingerprint, "nodes": nodes or []})
     return ExitCode.DONE

@@ -20,7 +20,8 @@ from typing import Final
 
 from sbctl.base.clock import Clock
 from sbctl.base.digests import sha256_bytes
-from sbctl.base.errors import SbctlError
+from sbctl.base.display import plural
+from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.node.cluster_documents import BundleMark
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.node.records import EventKind
@@ -288,7 +289,7 @@ class Controller:
         )
 
     async def _keep(self, document: PlacementDocument, reign: _Reign) -> None:
-        text = self._trust.required_signer().sign(PLACEMENT, document)
+        text = self._signed(document)
         fence = LeaseFence(
             reign.epoch, self._node_id, document.counter, sha256_bytes(payload_of(text, max_bytes=PLACEMENT.max_bytes))
         )
@@ -297,6 +298,22 @@ class Controller:
         )
         self._feed.take(document)
         await self._put(PLAN_KEY, text, reign)
+
+    def _signed(self, document: PlacementDocument) -> str:
+        """Raises RefusedError `placement.too_large`: nothing of this plan is written, and what was written before counts on."""
+        try:
+            return self._trust.required_signer().sign(PLACEMENT, document)
+        except RefusedError as error:
+            if error.code != "peer.too_large":
+                raise
+            placed = document.deployments.values()
+            going = sum(len(one.retained) + len(one.draining) for one in placed)
+            raise RefusedError(
+                "placement.too_large",
+                f"{error.message}: {plural(len(placed), 'deployment')} with {plural(sum(len(one.assignments) for one in placed), 'replica')}, "
+                f"and {going} that they take the place of; so nothing of the newest bundle is placed, and what ran before runs on",
+                next_step="change fewer deployments in one apply, and the others in the next: what is replaced counts twice until it is gone",
+            ) from error
 
     async def _assign(
         self, gate: asyncio.Semaphore, reign: _Reign, name: str, parts: tuple[Assignment, ...], head: Head

@@ -1,7 +1,8 @@
 """The directory: what each node of the cluster says of itself, as far as it is believed here, and why the others count for nothing.
 
 A snapshot that is refused takes nothing away from an older one that was verified and has not expired: garbage, a replay, or a store that went
-back in time make no node disappear. What shows that an identity is in two hands, or was taken away, counts at once. A node that drifts from
+back in time make no node disappear. What shows that an identity is in two hands counts at once, and so does it when
+the identity that is believed was taken away; whoever holds one of before, and writes in the place of its node, harms nobody. A node that drifts from
 the bundle excludes itself and nobody else.
 
 Age is counted by this node's own monotonic clock from when a snapshot arrived, so a clock that is a little off neither hides nor keeps a node,
@@ -90,7 +91,7 @@ _REASONS: Final[Mapping[str, Exclusion]] = {
 }
 _IDENTITY: Final = ("identity", "certificate", "delegation")
 _MOMENTS: Final = frozenset({"peer.clock_skew", "peer.expired"})
-_AT_ONCE: Final = frozenset({"snapshot_generation_conflict", "identity_revoked"})
+_AT_ONCE: Final = frozenset({"snapshot_generation_conflict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +223,12 @@ class Directory:
         self._collected_s = self.clock.monotonic_s()
 
     def remove(self, node_id: str) -> None:
-        """Its place in the store is empty now. Its row stays, and takes no place of a member."""
-        known = self._known.pop(node_id, None)
-        if known is None:
+        """Its place in the store is empty now. Its row stays, and takes no place of a member. Nobody signs a deletion: a node that did not say
+        that it leaves ends by its own time, as where the store lost it."""
+        known = self._known.get(node_id)
+        if known is None or (known.row.snapshot is not None and not _leaves(known.row.snapshot)):
             return
+        del self._known[node_id]
         known.row = replace(known.row, removed=True)
         self._known[node_id] = known
         self._clocks.forget(node_id)
@@ -307,7 +310,8 @@ class Directory:
         if row.removed:
             return "snapshot_missing"
         if at_s > known.ends_s or self.clock.now() > row.peer.until:
-            return known.refusal or "snapshot_expired"
+            # That another identity of its name was taken away says nothing of the one that is believed.
+            return "snapshot_expired" if known.refusal in ("", "identity_revoked") else known.refusal
         if row.snapshot.health.state == "unhealthy":
             return "reported_unhealthy"
         return self._drift(known, row.snapshot, active, at_s)
@@ -332,10 +336,14 @@ def has_left(row: DirectoryRow) -> bool:
     snapshot = row.snapshot
     return (
         snapshot is not None
-        and LEAVES in snapshot.health.reason_codes
+        and _leaves(snapshot)
         and not snapshot.replicas
         and (row.removed or row.exclusion == "snapshot_expired")
     )
+
+
+def _leaves(snapshot: NodeSnapshotDocument) -> bool:
+    return LEAVES in snapshot.health.reason_codes
 
 
 def origin_of(clock: Clock) -> float:

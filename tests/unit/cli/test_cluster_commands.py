@@ -113,6 +113,9 @@ def test_status_rotate_and_revoke_tell_what_the_next_apply_does(here: Path, caps
     assert state() == "rotation asked"
     assert told(capsys, "cluster", "revoke", "local", "--reason", "stolen")["revision"] == 1
     assert state() == "revoked"
+    assert sbctl("cluster", "rotate", "local") == 0
+    assert "opens a cluster's store again" in " ".join(capsys.readouterr().err.split())
+    assert told(capsys, "cluster", "revoke", "local", "--reason", "stolen")["revision"] == 1
     following = told(capsys, "cluster", "rotate", "--ca")["ca"]
     assert told(capsys, "cluster", "status")["rollover"] == "remove", "no host holds an identity by the state"
     assert following in told(capsys, "cluster", "status")["ca"]

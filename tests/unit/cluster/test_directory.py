@@ -13,6 +13,7 @@ from sbctl.base.clock import SystemClock
 from sbctl.base.errors import SbctlError
 from sbctl.node.cluster_documents import BundleMark, CapacityReport, ClusterNode, HealthReport, NodeSnapshotDocument
 from sbctl.node.paths import node_paths
+from sbctl.placement.documents import LEAVES
 from sbctl.runtime.cluster import directory as module
 from sbctl.runtime.cluster.directory import Directory, DirectoryRow, origin_of
 from sbctl.runtime.cluster.fences import ClusterFences
@@ -270,6 +271,22 @@ def test_D10_the_old_identity_of_a_node_that_was_rotated_is_out(world: World) ->
     assert row.snapshot.identity_epoch == 2
 
 
+def test_D10_whoever_holds_a_revoked_identity_of_a_rotated_node_takes_nothing_from_it(world: World) -> None:
+    """The store knows nodes by name: it lets the former certificate write, and delete, in the node's place."""
+    stolen = world.kits["gpu-a"]
+    world.cluster.revoke(stolen)
+    world.trust.offer_revocations(world.cluster.revocations_text, now=NOW)
+    renewed = world.cluster.node("gpu-a", "worker", epoch=2)
+    world.directory.take({"gpu-a": world.snapshot(kit=renewed, boot_epoch=1)})
+    world.directory.take({"gpu-a": world.snapshot(counter=9)})
+    assert world.row().exclusion == ""
+    assert "revoked" in world.row().problem
+    world.directory.remove("gpu-a")
+    assert (world.row().exclusion, world.row().removed) == ("", False)
+    world.pass_s(31)
+    assert world.row().exclusion == "snapshot_expired", "the node is silent, and not out of the cluster"
+
+
 def test_a_refusal_that_passes_by_itself_is_not_kept(world: World) -> None:
     ahead = world.snapshot(published_at_unix_ms=ms(100), expires_at_unix_ms=ms(130))
     world.directory.take({"gpu-a": ahead})
@@ -282,7 +299,8 @@ def test_a_refusal_that_passes_by_itself_is_not_kept(world: World) -> None:
 def test_a_node_that_left_the_store_stays_in_the_roster_and_takes_no_member_s_place(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = world.snapshot()
+    leaving = HealthReport(state="degraded", reason_codes=(LEAVES,), peer_plane="ready")
+    text = world.snapshot(health=leaving)
     world.directory.take({"gpu-a": text})
     world.directory.remove("gpu-a")
     assert (world.row().exclusion, world.row().removed) == ("snapshot_missing", True)
@@ -291,7 +309,7 @@ def test_a_node_that_left_the_store_stays_in_the_roster_and_takes_no_member_s_pl
     monkeypatch.setattr(module, "MEMBERS_MAX", 1)
     monkeypatch.setattr(module, "_LEFT_MAX", 1)
     world.directory.remove("gpu-a")
-    world.directory.take({"gpu-b": world.snapshot("gpu-b")})
+    world.directory.take({"gpu-b": world.snapshot("gpu-b", health=leaving)})
     assert {name: row.removed for name, row in world.directory.view(BUNDLE).rows.items()} == {
         "gpu-a": True,
         "gpu-b": False,
