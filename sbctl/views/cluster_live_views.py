@@ -206,6 +206,16 @@ def _ready(status: ClusterStatus, one: StatusDeployment) -> int:
     )
 
 
+def _ready_there(node: StatusNode) -> str | int | None:
+    """Of a worker; of one that nobody hears what it said last, as such."""
+    if "worker" not in node.roles:
+        return None
+    ready = sum(replica.state == "ready" for replica in node.replicas)
+    if not (node.unhealthy or node.removed):
+        return ready
+    return "?" if node.snapshot_age_ms is None else f"was {ready}"
+
+
 def _leaving(one: StatusDeployment) -> Iterator[str]:
     if one.retained:
         yield f"{len(one.retained)} retained"
@@ -233,7 +243,7 @@ def _node_table(status: ClusterStatus, width: int) -> RenderableType:
             "removed" if node.removed else node.health,
             *([", ".join(node.roles) or None] if has_roles else []),
             None if node.snapshot_age_ms is None else format_duration_s(node.snapshot_age_ms / 1000),
-            sum(replica.state == "ready" for replica in node.replicas) if "worker" in node.roles else None,
+            _ready_there(node),
             ", ".join(node.unhealthy_reasons) or None,
         ]
         for node in listed[:_NODES_SHOWN]

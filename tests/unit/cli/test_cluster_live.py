@@ -224,6 +224,21 @@ def test_while_the_store_is_away_its_silence_is_nobody_elses_and_what_runs_is_co
     assert "1 of 2 replicas ready" in shown(status)
 
 
+def test_what_a_node_said_last_is_not_told_as_how_it_is() -> None:
+    away = {
+        **NODE,
+        "node_id": "w2",
+        "health": "unhealthy",
+        "unhealthy": True,
+        "unhealthy_reasons": ["snapshot_expired"],
+    }
+    never = {"node_id": "w3", "roles": ["worker"], "unhealthy_reasons": ["snapshot_missing"]}
+    rows = {line.split()[0]: line for line in shown(read(nodes=[NODE, away, never])).splitlines() if line[:1] == "w"}
+    assert "was 1" in rows["w2"]
+    assert " ? " in rows["w3"]
+    assert "was" not in rows["w1"]
+
+
 def test_who_left_and_said_so_is_no_alert() -> None:
     status = read(nodes=[NODE, {"node_id": "w2", "removed": True}])
     assert alerts(status) == ()
