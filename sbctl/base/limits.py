@@ -64,7 +64,9 @@ ENROLL_REQUESTS_PER_MINUTE_ALL: Final = 1200
 # Node interface
 FRAME_MAX_BYTES: Final = 8 * MIB
 NODE_CALL_DEADLINE_S: Final = 600.0
-SNAPSHOT_DEADLINE_S: Final = 20.0
+SNAPSHOT_DEADLINE_S: Final = 45.0
+"""So long a host may take to say how it is. One that is at work, with engines that start, takes many times the second that it else takes; one that is
+gone is noticed by its connection, not by this."""
 STARTING_WAIT_S: Final = 10.0
 """So long a command that holds the lock waits for a runtime that was started and is not healthy yet."""
 SETTLE_DEADLINE_S: Final = 300.0

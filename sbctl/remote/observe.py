@@ -19,7 +19,7 @@ from sbctl.base.limits import CONNECT_MAX_PARALLEL, SETTLE_DEADLINE_S, SNAPSHOT_
 from sbctl.node.snapshot import NodeSnapshot
 from sbctl.remote.secrets import SecretSource, no_secrets
 from sbctl.remote.session import HostSession, open_session
-from sbctl.remote.transport import PASSING
+from sbctl.remote.transport import PASSING, timed_out
 
 if TYPE_CHECKING:
     from sbctl.remote.ssh_links import SshLinks
@@ -155,6 +155,8 @@ def _snapshot(session: HostSession, clock: Clock, deadline_s: float) -> NodeSnap
         try:
             return session.snapshot(max(0.0, left))
         except UnreachableError as error:
+            if error.code == "remote.timeout":
+                raise timed_out(error.place or session.host, deadline_s) from error
             pause = _PAUSE_S * attempt * (0.5 + random.random())  # noqa: S311 - jitter
             if error.code not in PASSING or attempt == _ATTEMPTS or left <= pause:
                 raise

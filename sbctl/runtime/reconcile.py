@@ -342,7 +342,7 @@ class Reconciler:
         finally:
             self.staged = {}
         old, kept = self._put_in_place(content, staged, delta, names)
-        self._log.info("committed", **asdict(delta))
+        self._log.info("committed", **delta.told())
         if assigned is not None:
             self._spawn(self._retire_later(old, assigned.drain_s))
             self._spawn(self._begin_again({name: one for name, one in kept.items() if name in assigned.again}))

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from sbctl.base.errors import SbctlError, error_from_wire
 from sbctl.runtime.generation import Generation
@@ -33,6 +34,7 @@ from sbctl.trust.bundle import DeploymentMember, member_digest
 __all__ = ["Delta", "Transition", "nothing_durable", "placed", "staged_of"]
 
 _log = get_log("transition")
+_TOLD_MAX: Final = 8
 
 
 def placed(error: SbctlError, deployment: str, scope: str, stage: str) -> SbctlError:
@@ -55,6 +57,15 @@ class Delta:
     adjusted: tuple[str, ...]
     removed: tuple[str, ...]
     preserved: tuple[str, ...]
+
+    def told(self) -> dict[str, int | str]:
+        """For a line of a log, however many there are: how many of each kind, and the first few of those that change."""
+        said: dict[str, int | str] = {name: len(names) for name, names in asdict(self).items()}
+        changing = (*self.added, *self.changed, *self.adjusted, *self.removed)
+        if changing:
+            more = ", …" if len(changing) > _TOLD_MAX else ""
+            said["first"] = ", ".join(changing[:_TOLD_MAX]) + more
+        return said
 
     @classmethod
     def of(

@@ -91,7 +91,7 @@ class ControlClient:
         body = {"envelope": envelope, "expected_revision": expected_revision}
         return self._lines("/control/v1/bundle", body, silence_s)
 
-    def cluster(self, *, timeout_s: float = _QUICK_S) -> dict[str, Any] | None:
+    def cluster(self, *, timeout_s: float = _LOOK_S) -> dict[str, Any] | None:
         """The cluster as this node knows it; None when nobody answers, or the runtime is no node of one."""
         try:
             return self._json("GET", "/control/v1/cluster", None, timeout_s)

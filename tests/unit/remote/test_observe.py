@@ -71,6 +71,15 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Session]:
     return known
 
 
+def test_a_host_that_is_slow_is_told_by_the_whole_time_that_it_had(sessions: dict[str, _Session]) -> None:
+    late = UnreachableError("remote.timeout", "the host did not answer within 6 s", place="h")
+    sessions["h"] = _Session("h", [late])
+    told = observe_fleet({"h": Connection(kind="local")}, clock=_Clock(), deadline_s=45).unreachable["h"]
+    assert (told.code, told.place) == ("remote.timeout", "h")
+    assert "within 45 s" in told.message
+    assert "load of the host" in str(told.next_step)
+
+
 CUT = _unreachable("ssh.connection_lost")
 
 

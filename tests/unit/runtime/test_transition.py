@@ -16,6 +16,7 @@ from sbctl.runtime.provision import Prepared, Progress, quiet
 from sbctl.runtime.reconcile import Reconciler
 from sbctl.runtime.room import Room
 from sbctl.runtime.store import RuntimeStore
+from sbctl.runtime.transition import Delta
 from sbctl.trust.bundle import BundleContent, DeploymentMember
 from tests.simulators.engine_world import EngineWorld, in_virtual_time, outcome_of, settle, until
 from tests.simulators.runtime_world import SCOPE, Operator, content
@@ -299,3 +300,12 @@ def test_after_a_restart_engines_that_run_on_have_their_place_before_those_that_
         assert _starts_and_stops(node)[0] == "start left#2"
 
     _run(tmp_path, 2, scenario)
+
+
+def test_what_is_committed_stands_in_one_line_however_much_it_is() -> None:
+    names = tuple(f"d{number:04d}" for number in range(2048))
+    told = Delta(added=(), changed=names, adjusted=(), removed=("gone",), preserved=names).told()
+    assert told["changed"] == told["preserved"] == 2048
+    assert str(told["first"]).startswith("d0000, d0001, ")
+    assert str(told["first"]).endswith("d0007, …")
+    assert "first" not in Delta((), (), (), (), ("q",)).told()
