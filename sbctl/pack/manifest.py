@@ -96,9 +96,6 @@ class PackManifest(_Part):
     def total_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.entries)
 
-    def of_role(self, role: Role) -> tuple[PackEntry, ...]:
-        return tuple(entry for entry in self.entries if entry.role == role)
-
 
 def render_manifest(manifest: PackManifest) -> bytes:
     """The bytes that are packed and signed."""

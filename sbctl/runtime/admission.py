@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Final, Literal
 
 from sbctl.base.errors import SbctlError
 
-__all__ = ["AdmissionError", "DrainReport", "Gate", "Permit", "Priority"]
+__all__ = ["AdmissionError", "Gate", "Permit", "Priority"]
 
 Priority = Literal["interactive", "standard", "batch"]
 _ORDER: Final[tuple[Priority, ...]] = ("interactive", "standard", "batch")
@@ -29,16 +29,6 @@ class AdmissionError(SbctlError):
     def __init__(self, code: str, message: str, *, retry_after_s: float) -> None:
         super().__init__(code, message, retryable=True)
         self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class DrainReport:
-    """What a drain found and what it left: `remaining_active` is above 0 only when `timed_out`."""
-
-    active_at_start: int
-    cancelled_queued: int
-    remaining_active: int
-    timed_out: bool
 
 
 class Permit:
@@ -94,28 +84,21 @@ class Gate:
         self._closed_because = None
         self._idle_since_s = asyncio.get_running_loop().time()
 
-    def close(self, reason: str) -> int:
-        """Refuse who waits and who comes, with `reason`; what runs goes on. Returns how many waited."""
+    def close(self, reason: str) -> None:
+        """Refuse who waits and who comes, with `reason`; what runs goes on."""
         self._closed_because = reason
-        refused = 0
         for queue in self._waiting.values():
             while queue:
                 waiter = queue.popleft()
                 if not waiter.done():
                     waiter.set_exception(self._refusal(reason))
-                    refused += 1
-        return refused
 
-    async def drain(self, deadline_s: float, *, reason: str = "draining") -> DrainReport:
+    async def drain(self, deadline_s: float, *, reason: str = "draining") -> None:
         """Close, then wait until nothing runs, at most `deadline_s` seconds."""
-        active_at_start = self._active
-        cancelled = self.close(reason)
-        try:
+        self.close(reason)
+        with suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
-        except TimeoutError:
-            return DrainReport(active_at_start, cancelled, self._active, timed_out=True)
-        return DrainReport(active_at_start, cancelled, 0, timed_out=False)
 
     def acquire_now(self) -> Permit | None:
         """A permit where one is free and nobody waits for it."""

@@ -19,7 +19,7 @@ from typing import Final
 from sbctl.base.clock import rfc3339
 from sbctl.base.errors import RefusedError
 from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S
-from sbctl.node.cluster_documents import AssignmentDocument, BundleMark, LeaseDocument
+from sbctl.node.cluster_documents import AssignmentDocument, BundleMark
 from sbctl.node.placement_document import PlacementDocument
 from sbctl.trust.peer_documents import VerifiedDocument
 from sbctl.trust.peer_kinds import moment_of
@@ -30,7 +30,6 @@ __all__ = [
     "LeaseFence",
     "Obeyed",
     "admit_assignment",
-    "admit_lease",
     "admit_placement",
     "authority_stale",
     "check_epoch",
@@ -111,15 +110,6 @@ def admit_placement(
     """Raises RefusedError `lease.leap`, `lease.stale`, `lease.two_holders`, `lease.conflict`."""
     document = verified.document
     shown = LeaseFence(document.lease_epoch, document.lease_holder, document.counter, verified.digest)
-    return _admitted(shown, fence, lease_epoch_seen)
-
-
-def admit_lease(
-    verified: VerifiedDocument[LeaseDocument], *, fence: LeaseFence | None, lease_epoch_seen: int
-) -> Obeyed:
-    """Raises RefusedError `lease.leap`, `lease.stale`, `lease.two_holders`, `lease.conflict`."""
-    document = verified.document
-    shown = LeaseFence(document.epoch, document.holder, document.renewal, verified.digest)
     return _admitted(shown, fence, lease_epoch_seen)
 
 

@@ -29,7 +29,7 @@ from sbctl.node.cluster_documents import (
 from sbctl.node.placement_document import PlacedDeployment, PlacementDocument, RolloutState
 from sbctl.runtime.cluster.boot_epoch import take_boot_epoch
 from sbctl.trust.cluster_bundle import CLUSTER_BUNDLE_PAYLOAD_TYPE, bundle_mark, node_content, verify_cluster_bundle
-from sbctl.trust.cluster_fences import admit_assignment, admit_lease, admit_placement
+from sbctl.trust.cluster_fences import admit_assignment, admit_placement, check_epoch
 from sbctl.trust.envelope import sign_envelope, sign_with
 from sbctl.trust.node_keys import node_signs
 from sbctl.trust.peer_documents import PeerVerifier
@@ -221,7 +221,7 @@ def admit_plan(verified: Any) -> None:
 
 
 def admit_holder(verified: Any) -> None:
-    admit_lease(verified, fence=None, lease_epoch_seen=0)
+    check_epoch(verified.document.epoch, verified.document.holder, seen=0)
 
 
 CLUSTER_DOORS: Final = (

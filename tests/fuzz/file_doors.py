@@ -20,7 +20,7 @@ from typing import Any, Final
 from sbctl.artifacts.formats.architectures import model_shape
 from sbctl.artifacts.formats.content import check_file, content_of
 from sbctl.artifacts.formats.gguf import read_gguf
-from sbctl.artifacts.formats.safetensors import parse_safetensors
+from sbctl.artifacts.formats.safetensors import read_safetensors
 from sbctl.artifacts.lockfile import WantedModel, lock_of, read_lock
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.artifacts.seal import MANIFEST, read_manifest
@@ -517,7 +517,7 @@ FILE_DOORS: Final = (
     Door("gguf header", weights_door, ("formats/*.gguf", "corpus/gguf/*"), weights_seeds, rounds=500),
     Door(
         "safetensors header",
-        pure(parse_safetensors),
+        by_file("model.safetensors", read_safetensors),
         ("formats/*.safetensors", "corpus/safetensors/*"),
         tensors_seeds,
         rounds=1500,

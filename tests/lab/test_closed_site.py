@@ -10,6 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from sbctl.pack.manifest import PackEntry
 from sbctl.pack.reader import Pack, open_pack
 from sbctl.trust.keys import SigningKey, save_key_file
 from tests.lab.fixture import LAB_NUMBER, Lab, LabHost
@@ -76,6 +77,10 @@ def _pack_path(world: OperatorWorld) -> Path:
     return world.root / "site.sbpack"
 
 
+def _weights(pack: Path) -> list[PackEntry]:
+    return [entry for entry in open_pack(pack).manifest.entries if entry.role == "weights"]
+
+
 def _bytes_sent() -> int:
     """What this machine itself has sent to the hosts of the lab; what they send to each other is not counted."""
     return int(Path(f"/sys/class/net/sbctl-lab{LAB_NUMBER}/statistics/tx_bytes").read_text())
@@ -104,7 +109,7 @@ def test_a_pack_and_a_relay_serve_a_site_with_one_copy(site: OperatorWorld, host
         answer = client.chat.completions.create(model="small", messages=question, max_tokens=24, temperature=0)  # type: ignore[arg-type]
         assert "Paris" in str(answer.choices[0].message.content)
     site.sbctl("plan", "--from", str(pack), expect=0)
-    weights = {entry.sha256 for entry in open_pack(pack).manifest.of_role("weights")}
+    weights = {entry.sha256 for entry in _weights(pack)}
     cached = [path for path in Path(site.env["XDG_CACHE_HOME"]).rglob("*") if weights & set(path.parts)]
     assert cached == [], "weights are sent from the pack, not copied out of it first"
 
@@ -121,7 +126,7 @@ def test_a_neighbour_that_lost_its_weights_gets_them_from_the_relays_cache(
     begun = _bytes_sent()
     applied = site.sbctl("apply", "--yes", "--from", str(_pack_path(site)), expect=0)
     assert "sent directly" not in applied.text
-    weights = sum(entry.size_bytes for entry in open_pack(_pack_path(site)).manifest.of_role("weights"))
+    weights = sum(entry.size_bytes for entry in _weights(_pack_path(site)))
     assert _bytes_sent() - begun < weights // 10
 
 
@@ -168,7 +173,7 @@ def test_a_host_that_left_and_kept_its_weights_is_taken_over_without_sending_the
     assert hosts[2].ssh("ls /var/cache/sbctl/models/blobs").split()
     taken[NEIGHBOURS[1]] = mine
     pack = open_pack(_pack_path(site))
-    weights = sum(entry.size_bytes for entry in pack.manifest.of_role("weights"))
+    weights = sum(entry.size_bytes for entry in _weights(_pack_path(site)))
     begun = _bytes_sent()
     site.sbctl("apply", "--yes", "--from", str(_pack_path(site)), expect=0)
     others = sum(entry.size_bytes for entry in pack.manifest.entries if entry.role != "weights")

@@ -6,18 +6,17 @@ reader (no repeated key), each range against shape and type, all ranges together
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from sbctl.artifacts.formats.bounded import HeaderBytes
 from sbctl.base import strict_json
 from sbctl.base.errors import InputError
 from sbctl.base.limits import SAFETENSORS_HEADER_MAX_BYTES, SAFETENSORS_TENSORS_MAX
 
-__all__ = ["SafetensorsHeader", "parse_safetensors", "read_safetensors"]
+__all__ = ["SafetensorsHeader", "read_safetensors"]
 
 _BITS: Final[Mapping[str, int]] = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -45,12 +44,6 @@ def read_safetensors(path: Path) -> SafetensorsHeader:
         return _read(source)
     finally:
         source.close()
-
-
-def parse_safetensors(data: bytes | BinaryIO, place: str = "<bytes>") -> SafetensorsHeader:
-    """As `read_safetensors`, of bytes in memory or an open file."""
-    file = io.BytesIO(data) if isinstance(data, bytes) else data
-    return _read(HeaderBytes(file, place, max_bytes=SAFETENSORS_HEADER_MAX_BYTES + 8))
 
 
 def _read(source: HeaderBytes) -> SafetensorsHeader:
