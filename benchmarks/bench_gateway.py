@@ -1,8 +1,10 @@
 """What the gateway costs: beside nginx, which is the limit, and beside the LiteLLM proxy, which is the peer; one mock engine, one run.
 
-A bare proxy in Python (`bare_proxy.py`) stands between them: it checks, admits and counts nothing.
+A bare proxy in Python (`bare_proxy.py`) stands between them: it checks, admits and counts nothing. All that is done twice: before a mock
+engine whose HTTP costs what an HTTP library takes, as an engine's does, and before one that costs nothing at all, where the numbers are
+those of the ways alone.
 
-    .venv/bin/python benchmarks/bench_gateway.py [--seconds N] [--nginx PATH] [--litellm PATH]
+    .venv/bin/python benchmarks/bench_gateway.py [--engine library|bare] [--seconds N] [--nginx PATH] [--litellm PATH]
 
 The gateway runs in the whole daemon, as it is delivered: key, admission, limits and metrics in place, admin and control listeners open.
 nginx (one worker, kept connections to the engine, no log) is the one on PATH or --nginx; without root it can be unpacked:
@@ -47,7 +49,10 @@ from sbctl.trust.bundle import ApiKeyEntry, OriginMember  # noqa: E402
 from tests.simulators.runtime_world import Operator, content, member, prepare_node, running, weights  # noqa: E402
 
 BENCH = ROOT / ".cache" / "bench"
-ENGINE = ROOT / "benchmarks" / "mock_engine.py"
+ENGINES = {
+    "library": ROOT / "benchmarks" / "mock_engine_library.py",
+    "bare": ROOT / "benchmarks" / "mock_engine.py",
+}
 BARE = ROOT / "benchmarks" / "bare_proxy.py"
 KEY = "sk-bench"
 CONNECTIONS = 16
@@ -60,6 +65,8 @@ class Side:
     name: str
     port: int
     pids: tuple[int, ...]
+    socket: str = ""
+    """Where a second process of an engine listens; the gateway asks its own that way too."""
 
     def cpu_s(self) -> float:
         total = 0.0
@@ -184,20 +191,24 @@ def await_port(port: int, seconds: float = 30) -> bool:
 
 
 @contextlib.contextmanager
-def direct() -> Iterator[Side]:
+def direct(engine: str) -> Iterator[Side]:
     port = free_port()
-    with process([sys.executable, str(ENGINE), "--host", "127.0.0.1", "--port", str(port)]) as child:
+    start = [sys.executable, str(ENGINES[engine]), "--host"]
+    with contextlib.ExitStack() as stack:
+        path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "engine.sock")
+        child = stack.enter_context(process([*start, "127.0.0.1", "--port", str(port)]))
+        stack.enter_context(process([*start, path]))
         await_port(port)
-        yield Side("engine itself", port, (child.pid,))
+        yield Side("engine itself", port, (child.pid,), path)
 
 
 NGINX = """
-worker_processes 1; daemon off; pid {folder}/pid; error_log /dev/null;
+{user} worker_processes 1; daemon off; pid {folder}/pid; error_log /dev/null;
 events {{ worker_connections 1024; }}
 http {{
   access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s; keepalive_requests 10000000;
-  upstream engine {{ server 127.0.0.1:{engine}; keepalive 256; keepalive_requests 10000000; }}
+  upstream engine {{ server unix:{engine}; keepalive 256; keepalive_requests 10000000; }}
   server {{ listen 127.0.0.1:{port}; location / {{
     proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }}
 }}
@@ -205,11 +216,13 @@ http {{
 
 
 @contextlib.contextmanager
-def nginx(program: str, engine: int) -> Iterator[Side]:
+def nginx(program: str, engine: str) -> Iterator[Side]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "nginx.conf"
-        config.write_text(NGINX.format(folder=folder, engine=engine, port=port))
+        # Its worker would be nobody, who may not open the engine's socket.
+        user = "user root;" if os.geteuid() == 0 else ""
+        config.write_text(NGINX.format(folder=folder, engine=engine, port=port, user=user))
         with process([program, "-p", folder, "-c", str(config), "-e", "/dev/null"]) as child:
             await_port(port)
             workers = [worker.pid for worker in psutil.Process(child.pid).children()]
@@ -248,11 +261,12 @@ def litellm(program: str, engine: int) -> Iterator[Side | None]:
 
 
 @contextlib.contextmanager
-def gateway() -> Iterator[Side]:
+def gateway(engine: str) -> Iterator[Side]:
     with tempfile.TemporaryDirectory() as folder:
         node = Path(folder)
         program = node / "llama-server"
-        program.write_text(f"#!{sys.executable}\n" + ENGINE.read_text().partition("\n")[2])
+        start = f"runpy.run_path({str(ENGINES[engine])!r}, run_name='__main__')"
+        program.write_text(f"#!{sys.executable}\nimport runpy\n{start}\n")
         program.chmod(0o755)
         operator = Operator()
         prepare_node(node, operator, admin_enabled=True)
@@ -326,33 +340,34 @@ def row(name: str, measured: Measured) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--nginx")
-    parser.add_argument("--litellm")
-    asked = parser.parse_args()
+def measure_all(engine: str, asked: argparse.Namespace) -> None:
     results: dict[str, Measured] = {}
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(direct())
-        results["direct"] = uvloop.run(measure(engine, asked.seconds, with_streams=True))
+        itself = stack.enter_context(direct(engine))
+        results["direct"] = uvloop.run(measure(itself, asked.seconds, with_streams=True))
         if program := find(asked.nginx, "nginx", str(BENCH / "nginx/usr/sbin/nginx")):
-            with nginx(program, engine.port) as side:
+            with nginx(program, itself.socket) as side:
                 results["nginx"] = uvloop.run(measure(side, asked.seconds, with_streams=True))
         else:
             print("nginx is not here: left out (see the head of this program)")
-        with bare_proxy(engine.port) as side:
+        with bare_proxy(itself.port) as side:
             results["bare proxy"] = uvloop.run(measure(side, asked.seconds, with_streams=True))
-        with gateway() as side:
+        with gateway(engine) as side:
             results["sbctl"] = uvloop.run(measure(side, asked.seconds, with_streams=True))
         if program := find(asked.litellm, str(BENCH / "litellm/bin/litellm")):
-            with litellm(program, engine.port) as peer:
+            with litellm(program, itself.port) as peer:
                 if peer is None:
                     print("the LiteLLM proxy did not start within two minutes: left out")
                 else:
                     results["litellm"] = uvloop.run(measure(peer, asked.seconds, with_streams=False))
         else:
             print("the LiteLLM proxy is not here: left out (see the head of this program)")
+    report(engine, results)
+
+
+def report(engine: str, results: dict[str, Measured]) -> None:
+    costs = {"library": "an engine behind an HTTP library", "bare": "an engine that costs nothing"}
+    print(f"\n## Before {costs[engine]}\n")
     print("| | requests/s, 16 connections | CPU µs a request | p50 ms | p99 ms | p50 ms, one connection | CPU µs a chunk | tokens/s, 4 streams |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|")
     for name, measured in results.items():
@@ -367,6 +382,17 @@ def main() -> None:
     print(f"CPU for a chunk: {ours.chunk_us:.0f} µs (mark 60)")
     if ours.tokens_s is not None and bare.tokens_s is not None:
         print(f"of the engine's own tokens/s at 4 streams: {ours.tokens_s / bare.tokens_s:.3f} (mark 0.99)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", choices=list(ENGINES), action="append", help="both, where it is left out")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--nginx")
+    parser.add_argument("--litellm")
+    asked = parser.parse_args()
+    for engine in asked.engine or ENGINES:
+        measure_all(engine, asked)
 
 
 if __name__ == "__main__":

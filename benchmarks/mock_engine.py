@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A stand-in for an engine that costs next to nothing: takes llama-server's flags, answers at once or at a pace, counts nothing.
+"""A stand-in for an engine that costs next to nothing: says that it is llama-server b9905, answers at once or at a pace, counts nothing.
 
     mock_engine.py --host 127.0.0.1 --port P ...        a chat answer of `max_tokens` tokens; `seed` is the pause between two in ms
 
@@ -13,68 +13,32 @@ import itertools
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
 PAUSE = re.compile(rb'"seed": ?(\d+)')
 LENGTH = re.compile(rb"content-length: ?(\d+)", re.IGNORECASE)
-FLAGS = [
-    "model",
-    "alias",
-    "host",
-    "port",
-    "ctx-size",
-    "parallel",
-    "kv-unified",
-    "no-kv-unified",
-    "threads",
-    "threads-batch",
-    "threads-http",
-    "batch-size",
-    "ubatch-size",
-    "n-gpu-layers",
-    "flash-attn",
-    "seed",
-    "load-mode",
-    "fit",
-    "cache-ram",
-    "timeout",
-    "no-context-shift",
-    "offline",
-    "no-ui",
-    "no-webui",
-    "warmup",
-    "metrics",
-    "slots",
-    "jinja",
-    "embeddings",
-    "rerank",
-    "pooling",
-    "lora",
-    "lora-scaled",
-    "cache-type-k",
-    "cache-type-v",
-    "device",
-    "split-mode",
-    "tensor-split",
-    "props",
-    "no-slots",
-    "sleep-idle-seconds",
-]
+HELP = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "engines" / "llama_server_b9905_help.txt"
 HEAD = {"id": "chatcmpl-1", "created": 0, "model": "q", "object": "chat.completion.chunk"}
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    line = b"data: " + json.dumps({**document, **HEAD}, separators=(",", ":")).encode() + b"\n\n"
-    return b"%x\r\n%b\r\n" % (len(line), line)
+    return b"data: " + json.dumps({**document, **HEAD}, separators=(",", ":")).encode() + b"\n\n"
 
 
-TOKEN = _event({"choices": [{"index": 0, "finish_reason": None, "delta": {"content": " token"}}]})
-END = (
-    _event({"choices": [{"index": 0, "finish_reason": "length", "delta": {}}]})
-    + _event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}})
-    + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+TOKEN_EVENT = _event({"choices": [{"index": 0, "finish_reason": None, "delta": {"content": " token"}}]})
+END_EVENTS = (
+    _event({"choices": [{"index": 0, "finish_reason": "length", "delta": {}}]}),
+    _event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}),
+    b"data: [DONE]\n\n",
 )
+TOKEN = _chunk(TOKEN_EVENT)
+END = b"".join(map(_chunk, END_EVENTS)) + b"0\r\n\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -83,18 +47,17 @@ def _json(document: Any) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
-WHOLE = _json(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "q",
-        "choices": [
-            {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": " token token"}}
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-    }
-)
+WHOLE_DOCUMENT = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 0,
+    "model": "q",
+    "choices": [{"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": " token token"}}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+}
+WHOLE = _json(WHOLE_DOCUMENT)
+PROPS = {"default_generation_settings": {"n_ctx": 1 << 20}, "total_slots": 256}
+METRICS = b"llamacpp:prompt_tokens_total 0\n"
 
 
 class Engine(asyncio.Protocol):
@@ -118,10 +81,9 @@ class Engine(asyncio.Protocol):
 
     def answer(self, head: bytes, body: bytes) -> None:
         if head.startswith(b"GET /props"):
-            context = {"n_ctx": 1 << 20}
-            self.transport.write(_json({"default_generation_settings": context, "total_slots": 256}))
+            self.transport.write(_json(PROPS))
         elif head.startswith(b"GET /metrics"):
-            self.transport.write(_json(b"llamacpp:prompt_tokens_total 0\n"))
+            self.transport.write(_json(METRICS))
         elif head.startswith(b"GET"):
             self.transport.write(_json({"status": "ok"}))
         elif b'"stream":true' not in body and b'"stream": true' not in body:
@@ -158,12 +120,19 @@ async def serve(argv: list[str]) -> None:
     await server.serve_forever()
 
 
-def main(argv: list[str]) -> None:
+def tells_itself(argv: list[str]) -> bool:
+    """What llama-server prints of itself, where it is asked that."""
     if "--version" in argv:
         sys.stderr.write("version: 9905 (024c46ae4)\nbuilt with nothing for Linux x86_64\n")
-        return
+        return True
     if "--help" in argv:
-        sys.stdout.write("\n".join(f"--{flag}" for flag in FLAGS) + "\n")
+        sys.stdout.write(HELP.read_text())
+        return True
+    return False
+
+
+def main(argv: list[str]) -> None:
+    if tells_itself(argv):
         return
     import uvloop
 
