@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,29 +26,15 @@ from sbctl.base.digests import fingerprint, sha256_bytes
 from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.node.paths import NodePaths
-from sbctl.trust.certificates import (
-    certificate_facts,
-    create_request,
-    generate_private_key,
-    public_key_digest,
-    read_chain,
-    request_key_digest,
-)
-from sbctl.trust.node_identity import NodeIdentity, NodeIdentityFiles, verify_node_identity
+from sbctl.trust.certificate_making import create_request, generate_private_key
+from sbctl.trust.certificates import certificate_facts, public_key_digest, read_chain, request_key_digest
+from sbctl.trust.node_identity import IDENTITY_FILE_NAMES, NodeIdentity, NodeIdentityFiles, verify_node_identity
 
 __all__ = ["IdentityFiles", "Pending", "installed_state"]
 
 _FILE_MAX_BYTES: Final = 4 * 1024 * 1024
 _KEY: Final = "node-key.pem"
 _REQUEST: Final = "request"
-_NAMES: Final[Mapping[str, str]] = {
-    "certificate": "node.pem",
-    "ca": "ca.pem",
-    "identity": "identity.json",
-    "authority_key": "authority-verifying.key",
-    "revocations": "revocations.json",
-    "delegation": "delegation.json",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +47,8 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class IdentityFiles:
+    """What of this node's identity is installed, and the request that waits for another one."""
+
     paths: NodePaths
 
     @property
@@ -78,13 +65,13 @@ class IdentityFiles:
     def read(self, directory: Path | None = None) -> NodeIdentityFiles:
         """Raises InputError `file.*` when certificate or CA are missing."""
         place = directory or self.link
-        texts = {field: _text(place / name) for field, name in _NAMES.items()}
+        texts = {field: _text(place / name) for field, name in IDENTITY_FILE_NAMES.items()}
         for field in ("certificate", "ca"):
             if texts[field] is None:
                 raise InputError(
                     "file.missing",
                     "the node's identity lacks this file",
-                    place=str(place / _NAMES[field]),
+                    place=str(place / IDENTITY_FILE_NAMES[field]),
                     next_step="run sbctl apply",
                 )
         return NodeIdentityFiles(
@@ -143,7 +130,7 @@ class IdentityFiles:
 
     def stage(self, files: NodeIdentityFiles, key: Secret) -> Path:
         """A complete directory that nothing names yet. The same content is the same directory."""
-        texts = {name: getattr(files, field) for field, name in _NAMES.items()}
+        texts = {name: getattr(files, field) for field, name in IDENTITY_FILE_NAMES.items()}
         content = {name: sha256_bytes(text.encode()) for name, text in texts.items() if text is not None}
         target = self.store / fingerprint({**content, _KEY: public_key_digest(key)})[:16]
         if self._holds(target, files, key):

@@ -10,7 +10,6 @@ handshake shows the new one. Independent of who speaks HTTP above it, and of the
 
 from __future__ import annotations
 
-import os
 import ssl
 from typing import Any, Final, Literal
 
@@ -19,6 +18,7 @@ from sbctl.base.errors import InputError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.runtime.log import get_log
 from sbctl.trust.public_certificate import PublicCertificate, check_pair, split_pair
+from sbctl.trust.tls_chain import load_chain
 
 __all__ = ["Plane", "PublicTls"]
 
@@ -106,13 +106,10 @@ def _bare_context() -> ssl.SSLContext:
 
 
 def _loaded(chain: bytes, key: Secret) -> ssl.SSLContext:
-    """OpenSSL reads keys from files alone: this one has no name and lies in no filesystem. Raises InputError `tls.unusable`."""
+    """Raises InputError `tls.unusable`."""
     context = _bare_context()
-    fd = os.memfd_create("sbctl-tls", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(chain + b"\n" + key.reveal())
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
+        load_chain(context, chain + b"\n" + key.reveal())
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
         raise InputError(
@@ -120,6 +117,4 @@ def _loaded(chain: bytes, key: Secret) -> ssl.SSLContext:
             f"OpenSSL refuses this certificate or its key: {reason}",
             next_step="have it issued anew, for an ECDSA P-256 key or RSA of 2048 bits or more",
         ) from None
-    finally:
-        os.close(fd)
     return context

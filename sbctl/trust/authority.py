@@ -1,19 +1,17 @@
 """The cluster's authority: issues identities, rotates and revokes them, and takes its CA over into a next one without a gap.
 
 Who may be what is the caller's to say (sb.yml, or a token's grant); the epoch, the dates and the signatures are made here. Issuing is
-idempotent: the same key, grant and rotation get the same certificate again while it is fresh, so a lost answer costs no epoch.
-
-A rollover replaces all that signs: the CA, and the key of identity documents and revocations. Each CA has a signing key of its own, and while
-two are trusted the revocation list has both signatures. Its steps are in `authority_facts`.
+idempotent: the same key, grant and rotation get the same certificate again while it is fresh, so a lost answer costs no epoch. What signs,
+and how it is replaced, is in `authority_signers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.fs import sweep_temporaries
@@ -27,26 +25,23 @@ from sbctl.trust.authority_directory import (
 )
 from sbctl.trust.authority_facts import AuthorityFacts, rollover
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.certificates import (
+from sbctl.trust.authority_signers import AuthoritySigners
+from sbctl.trust.certificate_making import (
     LEAF_VALIDITY,
-    certificate_facts,
+    KeyPair,
     create_ca,
     create_request,
     generate_private_key,
-    is_fresh,
     issue_leaf,
-    matches,
-    request_key_digest,
 )
+from sbctl.trust.certificates import certificate_facts, is_fresh, matches, request_key_digest
 from sbctl.trust.delegating import Asked, delegated, entry_of_server, is_the_same
 from sbctl.trust.identity import Grant, IdentityClaims, document_of, sign_identity
 from sbctl.trust.keys import SigningKey, parse_public_key
-from sbctl.trust.revocation import Revocation, RevocationList, open_revocations, revoked, sign_revocations
+from sbctl.trust.revocation import Revocation, RevocationList, revoked, sign_revocations
 
 __all__ = ["Authority", "Issued"]
 
-_NEXT_KEY_ID: Final = "authority-next"
-_NEXT: Final = ("ca-next.pem", "ca-next-key.pem", "authority-next-signing.key", "authority-next-verifying.key")
 _NOT_COMMITTED: Final = "*-key.pem\nauthority*-signing.key\n.*.lock\ntokens.db*\nenrollment-audit.jsonl\n"
 _STAGE_AGE_S: Final = 3600.0
 
@@ -68,6 +63,7 @@ class Authority:
     def __init__(self, files: AuthorityFiles) -> None:
         self._files = files
         self._settings = files.settings()
+        self._signers = AuthoritySigners(files)
 
     @classmethod
     def open(cls, directory: Path) -> Authority:
@@ -110,13 +106,12 @@ class Authority:
 
     def revocations(self) -> tuple[str, RevocationList]:
         """The signed text and what it says."""
-        text = self._files.text("revocations.json")
-        return text, open_revocations(text, self._files.trusted_keys())
+        return self._signers.revocations()
 
     def keys(self, fingerprints: Sequence[str]) -> AuthorityKeys:
         """The signing keys of these CAs, as nodes hold them. Raises InputError `authority.unknown_ca`."""
         self.bundle(fingerprints)
-        known = self._keys_by_ca()
+        known = self._signers.verifying_keys()
         return AuthorityKeys(tuple(known[fingerprint] for fingerprint in fingerprints))
 
     def node(self, node_id: str) -> NodeRecord:
@@ -124,18 +119,12 @@ class Authority:
 
     def issued_to(self, node_id: str) -> Issued | None:
         """The newest identity of a node; None when it has none, or when that was revoked."""
-        record = self._files.node(node_id)
-        if record.certificate is None or record.identity is None or record.fingerprint is None or record.issuer is None:
-            return None
-        if record.revoked_epoch >= record.identity_epoch:
-            return None
-        return Issued(record.certificate, record.identity, record.identity_epoch, record.fingerprint, record.issuer)
+        return _newest(self._files.node(node_id))
 
     def facts(self, held: Iterable[Mapping[str, Any]] = ()) -> AuthorityFacts:
         """What plans compare with; needs no private key. `held` as for `rollover`."""
-        known = {one.fingerprint: one for one in map(certificate_facts, self._ca_texts())}
-        trusted, issuer, step = rollover(next(iter(known)), self._following(), held)
-        keys = self._keys_by_ca()
+        known, keys = self._signers.certificates(), self._signers.verifying_keys()
+        trusted, issuer, step = rollover(next(iter(known)), self._signers.following, held)
         return AuthorityFacts(
             cluster_id=self._settings.cluster_id,
             server_name=self._settings.server_name,
@@ -147,22 +136,13 @@ class Authority:
             rollover=step,
             nodes=self._files.nodes(),
             keys_here=self._files.has("ca-key.pem") and self._files.has("authority-signing.key"),
-            ca_not_after=known[issuer].not_after,
+            ca_not_after=certificate_facts(known[issuer]).not_after,
             enrollment=self._files.enrollment(),
         )
 
     def bundle(self, fingerprints: Sequence[str]) -> str:
         """The certificates of these CAs, PEM. Raises InputError `authority.unknown_ca`."""
-        known = {certificate_facts(text).fingerprint: text for text in self._ca_texts()}
-        missing = [fingerprint for fingerprint in fingerprints if fingerprint not in known]
-        if missing:
-            raise InputError(
-                "authority.unknown_ca",
-                f"the authority has no CA with fingerprint {missing[0][:16]}",
-                place=str(self.directory),
-                next_step="plan again: the authority changed since",
-            )
-        return "".join(known[fingerprint] for fingerprint in fingerprints)
+        return self._signers.bundle(fingerprints)
 
     def issue(
         self,
@@ -184,11 +164,15 @@ class Authority:
         with self._files.locked():
             record = self._files.node(grant.node_id)
             self._refuse_revoked(record)
-            name = self._ca_name(issuer)
+            name = self._signers.name(issuer)
             ca = self._files.key_pair(name)
-            ca_fingerprint = certificate_facts(ca.certificate).fingerprint
-            again = self._issued_before(
-                record, grant, key_sha256=key_sha256, ca=ca_fingerprint, least_epoch=least_epoch, now=now
+            again = _issued_before(
+                record,
+                grant,
+                key_sha256=key_sha256,
+                ca=certificate_facts(ca.certificate).fingerprint,
+                least_epoch=least_epoch,
+                now=now,
             )
             if again is not None:
                 return again
@@ -198,32 +182,39 @@ class Authority:
                 identity_epoch=max(record.identity_epoch, least_epoch) + 1,
                 **grant.model_dump(),
             )
-            leaf = issue_leaf(ca, request, claims, now=now, validity=validity)
-            facts = certificate_facts(leaf)
-            document = document_of(
-                claims,
-                certificate_sha256=facts.fingerprint,
-                issued_at=now,
-                expires_at=facts.not_after,
-                authority_key_id=KEY_ID,
-            )
-            signed = sign_identity(document, self._files.signing_key("authority" if name == "ca" else "authority-next"))
-            certificate = leaf + self._files.chain()
-            self._files.write_node(
-                record.model_copy(
-                    update={
-                        "grant": grant,
-                        "identity_epoch": claims.identity_epoch,
-                        "certificate": certificate,
-                        "identity": signed,
-                        "fingerprint": facts.fingerprint,
-                        "key_sha256": key_sha256,
-                        "issuer": ca_fingerprint,
-                        "issued_rotation": record.rotation,
-                    }
-                )
-            )
-        return Issued(certificate, signed, claims.identity_epoch, facts.fingerprint, ca_fingerprint)
+            signer = self._signers.signing_key(name)
+            issued = self._made(request, claims, ca, signer, now=now, validity=validity)
+            update = {"grant": grant, "key_sha256": key_sha256, "issued_rotation": record.rotation, **asdict(issued)}
+            self._files.write_node(record.model_copy(update=update))
+        return issued
+
+    def _made(
+        self,
+        request: str,
+        claims: IdentityClaims,
+        ca: KeyPair,
+        signer: SigningKey,
+        *,
+        now: datetime,
+        validity: timedelta,
+    ) -> Issued:
+        """A certificate and its document, of which the ledger knows nothing yet."""
+        leaf = issue_leaf(ca, request, claims, now=now, validity=validity)
+        facts = certificate_facts(leaf)
+        document = document_of(
+            claims,
+            certificate_sha256=facts.fingerprint,
+            issued_at=now,
+            expires_at=facts.not_after,
+            authority_key_id=KEY_ID,
+        )
+        return Issued(
+            leaf + self._files.chain(),
+            sign_identity(document, signer),
+            claims.identity_epoch,
+            facts.fingerprint,
+            certificate_facts(ca.certificate).fingerprint,
+        )
 
     def rotate(self, node_ids: Iterable[str]) -> tuple[NodeRecord, ...]:
         """Ask for a new identity of each; the next apply has it issued. A revoked node is let in again by this."""
@@ -265,7 +256,7 @@ class Authority:
                 following = revoked(following, entry_of_server(server, entry), now_unix_secs=int(now.timestamp()))
                 following = following.model_copy(update={"revision": listed.revision + 1})
                 self._files.write_document("enrollment.json", server.model_copy(update={"revoked_epoch": server.epoch}))
-            signed = self._sign_revocations(following)
+            signed = self._signers.sign_revocations(following)
             # The list first: cut in between, the command is repeated and finds it.
             self._files.write("revocations.json", signed)
             self._files.write_node(
@@ -286,14 +277,13 @@ class Authority:
             before = self._files.enrollment()
             if before is not None and is_the_same(before, asked, now):
                 return before
-            name = self._ca_name(issuer)
-            signer = self._files.signing_key("authority" if name == "ca" else "authority-next")
+            name = self._signers.name(issuer)
             record = delegated(
                 asked,
                 before,
                 cluster_id=self._settings.cluster_id,
                 ca=self._files.key_pair(name),
-                signer=signer,
+                signer=self._signers.signing_key(name),
                 now=now,
             )
             self._files.write_document("enrollment.json", record)
@@ -311,41 +301,14 @@ class Authority:
         """Make the next CA and the next signing key; the CA's fingerprint. Those that wait already are kept. Raises RefusedError
         `authority.no_key`."""
         with self._files.locked():
-            self._files.secret("ca-key.pem")
-            following = self._following()
-            if following is None:
-                ca, signer = create_ca(self._settings.cluster_id, now=now), SigningKey.generate()
-                self._files.write("authority-next-signing.key", signer.to_pem())
-                self._files.write("authority-next-verifying.key", signer.public_text + "\n")
-                self._files.write("revocations.json", self._sign_revocations(self.revocations()[1]))
-                self._files.write("ca-next-key.pem", ca.key)
-                # The certificate last: with it the rollover has begun, and all else is there.
-                self._files.write("ca-next.pem", ca.certificate)
-                following = certificate_facts(ca.certificate).fingerprint
-        return following
+            return self._signers.begin(self._settings.cluster_id, now=now)
 
     def finish_rollover(self, held: Sequence[Mapping[str, Any]], *, now: datetime) -> bool:
         """Once every host trusts the next CA alone it becomes the current one, its signing key with it, and the old keys are destroyed. False
         when it is not yet so, or the keys are not here. Cut anywhere, it is finished by the next call."""
         with self._files.locked():
-            following = self._following()
-            if following is None or not self._files.has("ca-next-key.pem"):
-                if following is None:
-                    self._forget_next()
+            if not self._signers.finish(held):
                 return False
-            if not held or any(tuple(each["ca"]) != (following,) or each["issuer"] != following for each in held):
-                return False
-            pair = self._files.key_pair("ca-next")
-            signing, verifying = (
-                self._files.signing_key("authority-next"),
-                self._files.text("authority-next-verifying.key"),
-            )
-            self._files.write("ca-key.pem", pair.key)
-            self._files.write("ca.pem", pair.certificate)
-            self._files.write("authority-signing.key", signing.to_pem())
-            self._files.write("authority-verifying.key", verifying)
-            self._files.write("revocations.json", sign_revocations(self.revocations()[1], {KEY_ID: signing}))
-            self._forget_next()
         own = self._files.node(self._settings.node_id)
         if own.grant is not None:
             self._renew_own(own.grant, now)
@@ -389,39 +352,6 @@ class Authority:
         self._files.write("node.pem", issued.certificate)
         self._files.write("identity.json", issued.identity)
 
-    def _sign_revocations(self, listed: RevocationList) -> str:
-        """By every signing key that is there, so that a host believes it in each step of a rollover."""
-        keys = {KEY_ID: self._files.signing_key()}
-        if self._files.has("authority-next-signing.key"):
-            keys[_NEXT_KEY_ID] = self._files.signing_key("authority-next")
-        return sign_revocations(listed, keys)
-
-    def _forget_next(self) -> None:
-        for name in _NEXT:
-            if self._files.has(name):
-                self._files.remove(name)
-
-    def _keys_by_ca(self) -> dict[str, str]:
-        texts = self._ca_texts()
-        stems = ("authority", "authority-next")[: len(texts)]
-        found = (certificate_facts(text).fingerprint for text in texts)
-        return {fingerprint: self._files.verifying_key(stem) for fingerprint, stem in zip(found, stems, strict=True)}
-
-    def _following(self) -> str | None:
-        return (
-            certificate_facts(self._files.text("ca-next.pem")).fingerprint if self._files.has("ca-next.pem") else None
-        )
-
-    def _ca_texts(self) -> tuple[str, ...]:
-        names = [name for name in ("ca.pem", "ca-next.pem") if self._files.has(name)]
-        return tuple(self._files.text(name) for name in names)
-
-    def _ca_name(self, issuer: str | None) -> Literal["ca", "ca-next"]:
-        if issuer is None or certificate_facts(self._files.text("ca.pem")).fingerprint == issuer:
-            return "ca"
-        self.bundle([issuer])
-        return "ca-next"
-
     def _refuse_revoked(self, record: NodeRecord) -> None:
         if record.is_shut_out:
             raise RefusedError(
@@ -431,17 +361,22 @@ class Authority:
                 next_step=f"let it in again on purpose: sbctl cluster rotate {record.node_id}, then sbctl apply",
             )
 
-    def _issued_before(
-        self, record: NodeRecord, grant: Grant, *, key_sha256: str, ca: str, least_epoch: int, now: datetime
-    ) -> Issued | None:
-        """What was issued for the same request and never arrived; it must still be above every epoch that was seen."""
-        if record.certificate is None or record.identity is None or record.fingerprint is None:
-            return None
-        asked = (record.key_sha256, record.grant, record.issuer, record.issued_rotation)
-        if asked != (key_sha256, grant, ca, record.rotation) or record.identity_epoch <= least_epoch:
-            return None
-        if record.revoked_epoch >= record.identity_epoch:
-            return None
-        if not is_fresh(record.certificate, now):
-            return None
-        return Issued(record.certificate, record.identity, record.identity_epoch, record.fingerprint, ca)
+
+def _newest(record: NodeRecord) -> Issued | None:
+    """What was issued last, by the ledger; None when nothing was, or when it was revoked."""
+    if record.certificate is None or record.identity is None or record.fingerprint is None or record.issuer is None:
+        return None
+    if record.revoked_epoch >= record.identity_epoch:
+        return None
+    return Issued(record.certificate, record.identity, record.identity_epoch, record.fingerprint, record.issuer)
+
+
+def _issued_before(
+    record: NodeRecord, grant: Grant, *, key_sha256: str, ca: str, least_epoch: int, now: datetime
+) -> Issued | None:
+    """What was issued for the same request and never arrived; it must still be above every epoch that was seen."""
+    newest = _newest(record)
+    asked = (record.key_sha256, record.grant, record.issuer, record.issued_rotation)
+    if newest is None or asked != (key_sha256, grant, ca, record.rotation) or newest.identity_epoch <= least_epoch:
+        return None
+    return newest if is_fresh(newest.certificate, now) else None

@@ -40,7 +40,8 @@ from sbctl.base.ids import is_id
 from sbctl.base.schema_faults import first_fault
 from sbctl.base.secret import Secret
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.certificates import KeyPair, matches, read_chain
+from sbctl.trust.certificate_making import KeyPair
+from sbctl.trust.certificates import matches, read_chain
 from sbctl.trust.identity import Grant
 from sbctl.trust.keys import SigningKey, parse_public_key
 

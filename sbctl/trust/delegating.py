@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sbctl.trust.authority_directory import KEY_ID, EnrollmentRecord
-from sbctl.trust.certificates import KeyPair, certificate_facts, is_fresh, issue_intermediate, request_key_digest
+from sbctl.trust.certificate_making import KeyPair, issue_intermediate
+from sbctl.trust.certificates import certificate_facts, is_fresh, request_key_digest
 from sbctl.trust.delegation import Delegation, delegation_name, sign_delegation
 from sbctl.trust.keys import SigningKey
 from sbctl.trust.revocation import Revocation

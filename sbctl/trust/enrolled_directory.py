@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -19,22 +18,15 @@ from typing import Final
 from sbctl.base import fs
 from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.base.secret import Secret
-from sbctl.trust.certificates import create_request, generate_private_key, public_key_digest, verify_leaf
+from sbctl.trust.certificate_making import create_request, generate_private_key
+from sbctl.trust.certificates import public_key_digest, verify_leaf
 from sbctl.trust.enrollment_client import Authenticated
 from sbctl.trust.enrollment_source import SOURCE_FILE
 from sbctl.trust.identity import Grant
-from sbctl.trust.node_identity import NodeIdentity, NodeIdentityFiles, verify_node_identity
+from sbctl.trust.node_identity import IDENTITY_FILE_NAMES, NodeIdentity, NodeIdentityFiles, verify_node_identity
 
-__all__ = ["ENROLLED_FILES", "EnrolledDirectory"]
+__all__ = ["EnrolledDirectory"]
 
-ENROLLED_FILES: Final[Mapping[str, str]] = {
-    "certificate": "node.pem",
-    "ca": "ca.pem",
-    "identity": "identity.json",
-    "authority_key": "authority-verifying.key",
-    "revocations": "revocations.json",
-    "delegation": "delegation.json",
-}
 _KEY: Final = "node-key.pem"
 _FILE_MAX_BYTES: Final = 4 * 1024 * 1024
 
@@ -78,7 +70,7 @@ class EnrolledDirectory:
             "revocations": got.answer.revocations,
             "delegation": got.answer.delegation,
         }
-        for field, name in ENROLLED_FILES.items():
+        for field, name in IDENTITY_FILE_NAMES.items():
             text = texts[field]
             if text is not None:
                 fs.write_atomic(self.stage / name, text.encode())
@@ -98,12 +90,14 @@ class EnrolledDirectory:
         return Secret(fs.read_bounded(self.stage / _KEY, max_bytes=_FILE_MAX_BYTES))
 
     def _text(self, field: str) -> str | None:
-        if field == "delegation" and not os.path.lexists(self.stage / ENROLLED_FILES[field]):
+        if field == "delegation" and not os.path.lexists(self.stage / IDENTITY_FILE_NAMES[field]):
             return None
-        return fs.read_bounded(self.stage / ENROLLED_FILES[field], max_bytes=_FILE_MAX_BYTES).decode("utf-8", "replace")
+        return fs.read_bounded(self.stage / IDENTITY_FILE_NAMES[field], max_bytes=_FILE_MAX_BYTES).decode(
+            "utf-8", "replace"
+        )
 
     def _verified(self, got: Authenticated, grant: Grant, now: datetime) -> NodeIdentity:
-        texts = {field: self._text(field) for field in ENROLLED_FILES}
+        texts = {field: self._text(field) for field in IDENTITY_FILE_NAMES}
         files = NodeIdentityFiles(
             certificate=texts["certificate"] or "",
             ca=texts["ca"] or "",

@@ -103,7 +103,11 @@ def _parse(text: str, max_bytes: int) -> tuple[_Envelope, bytes]:
     try:
         envelope = _Envelope.model_validate_json(text)
     except ValidationError as error:
-        raise InputError("envelope.invalid", f"this is not a signed envelope (at {first_fault(error)[0]})") from None
+        raise InputError(
+            "envelope.invalid",
+            f"this is not a signed envelope (at {first_fault(error)[0]})",
+            next_step="give a saved plan, or what sbctl bundle export wrote",
+        ) from None
     keyids = [signature.keyid for signature in envelope.signatures]
     if len(set(keyids)) != len(keyids):
         raise InputError("envelope.invalid", "the envelope names one key id twice")
@@ -134,7 +138,11 @@ def open_signed(
     """As `open_envelope`; `verifies` are the signers' tests (name → signature, message to verdict), asked in their order."""
     envelope, payload = _parse(text, max_bytes)
     if envelope.payloadType != payload_type:
-        raise RefusedError("envelope.wrong_type", f"the envelope holds another kind of document than {payload_type}")
+        raise RefusedError(
+            "envelope.wrong_type",
+            f"the envelope holds another kind of document than {payload_type}",
+            next_step="give the file that this command reads",
+        )
     message = pae(payload_type, payload)
     signatures = [_decode(signature.sig) for signature in envelope.signatures]
     for name, genuine in verifies.items():

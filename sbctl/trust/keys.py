@@ -62,7 +62,9 @@ class VerifyKey:
     def __init__(self, raw: bytes) -> None:
         if raw in _SMALL_ORDER or int.from_bytes(raw, "little") & (2**255 - 1) >= _FIELD_PRIME:
             raise InputError(
-                "key.weak", "this public key verifies forged messages (small order or non-canonical encoding)"
+                "key.weak",
+                "this public key verifies forged messages (small order or non-canonical encoding)",
+                next_step="make another: sbctl key add NAME --generate",
             )
         self._raw = raw
         self.text = _PREFIX + base64.b64encode(raw).decode()
@@ -199,6 +201,11 @@ def save_key_file(path: Path, key: SigningKey, passphrase: Secret | None = None)
 def save_private_file(path: Path, content: Secret) -> None:
     """As `save_key_file`, for any private key."""
     if os.path.lexists(path):
-        raise RefusedError("key.exists", "a key stands here already and is never overwritten", place=str(path))
+        raise RefusedError(
+            "key.exists",
+            "a key stands here already and is never overwritten",
+            place=str(path),
+            next_step="use that key, or name another place",
+        )
     ensure_directory(path.parent, mode=0o700)
     write_atomic(path, content.reveal(), mode=0o600)

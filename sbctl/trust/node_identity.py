@@ -9,9 +9,10 @@ One of the two files alone is an error, never a guess. Pure; takes `now`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.secret import Secret
@@ -29,6 +30,7 @@ from sbctl.trust.identity import IdentityClaims, check_document, moment, open_id
 from sbctl.trust.revocation import open_revocations, refuse_revoked
 
 __all__ = [
+    "IDENTITY_FILE_NAMES",
     "Attestation",
     "NodeIdentity",
     "NodeIdentityFiles",
@@ -38,6 +40,15 @@ __all__ = [
 ]
 
 Attestation = Literal["enrolled", "manual_pki"]
+IDENTITY_FILE_NAMES: Final[Mapping[str, str]] = {
+    "certificate": "node.pem",
+    "ca": "ca.pem",
+    "identity": "identity.json",
+    "authority_key": "authority-verifying.key",
+    "revocations": "revocations.json",
+    "delegation": "delegation.json",
+}
+"""Field of NodeIdentityFiles → its file in a directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import ssl
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
+
+from sbctl.trust.tls_chain import load_chain
 
 __all__ = ["OneOffTls", "one_off_tls"]
 
@@ -45,10 +46,5 @@ def one_off_tls(now: datetime) -> OneOffTls:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
-    fd = os.memfd_create("sbctl-relay", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, pem)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
+    load_chain(context, pem)
     return OneOffTls(context, certificate.fingerprint(hashes.SHA256()).hex())

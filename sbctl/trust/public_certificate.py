@@ -185,9 +185,17 @@ def split_pair(pem: bytes) -> tuple[bytes, Secret]:
     for block in pem.split(b"-----BEGIN ")[1:]:
         (keys if _KEY_MARK in block.partition(b"\n")[0] else certificates).append(b"-----BEGIN " + block)
     if not certificates:
-        raise InputError("tls.certificate_invalid", "there is no certificate in PEM form")
+        raise InputError(
+            "tls.certificate_invalid",
+            "there is no certificate in PEM form",
+            next_step="openssl x509 -in FILE -text shows one that is",
+        )
     if len(keys) != 1:
-        raise InputError("tls.key_invalid", f"there must be one private key, and there are {len(keys)}")
+        raise InputError(
+            "tls.key_invalid",
+            f"there must be one private key, and there are {len(keys)}",
+            next_step="give one PEM with the chain and its own key",
+        )
     return b"".join(certificates), Secret(keys[0])
 
 

@@ -52,6 +52,8 @@ class Revocation(_Strict):
 
 
 class RevocationList(_Strict):
+    """Whom nobody believes any more, in one numbered list; a higher revision replaces a lower one."""
+
     schema_version: Literal[1] = 1
     cluster_id: str
     revision: int = Field(ge=0)

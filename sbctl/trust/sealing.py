@@ -174,7 +174,11 @@ class Sealer:
         self._recipients = {text: parse_recipient(text) for text in recipients}
         self._passphrase = passphrase
         if not self._recipients and passphrase is None:
-            raise RefusedError("seal.nobody", "nobody could open the document: it has no recipients and no passphrase")
+            raise RefusedError(
+                "seal.nobody",
+                "nobody could open the document: it has no recipients and no passphrase",
+                next_step="name recipients or a passphrase in fleet.state.encryption",
+            )
 
     def seal(self, content: bytes, *, kind: str, lineage: str, serial: int) -> Json:
         """The envelope as JSON data."""
@@ -212,7 +216,12 @@ class Sealer:
         try:
             shared = ephemeral.exchange(X25519PublicKey.from_public_bytes(raw))
         except ValueError:
-            raise InputError("recipient.invalid", "this recipient has a key of small order", place=text) from None
+            raise InputError(
+                "recipient.invalid",
+                "this recipient has a key of small order",
+                place=text,
+                next_step="have its owner make another: sbctl state recipient",
+            ) from None
         return _wrapping_key(shared, public, raw), {"type": "x25519", "recipient": text, "ephemeral": _encode(public)}
 
 
@@ -265,7 +274,12 @@ class Opener:
 
     def _unwrap(self, entries: Sequence[Mapping[str, Any]], kind: str, lineage: str, serial: int, place: str) -> bytes:
         """The data key, from the first entry that gives it; an entry under another passphrase looks like a damaged one."""
-        failed = StateError("sealed.damaged", "a key in the encrypted state is damaged", place=place)
+        failed = StateError(
+            "sealed.damaged",
+            "a key in the encrypted state is damaged",
+            place=place,
+            next_step="take an older copy from the server's own history, then: sbctl state push --force FILE",
+        )
         for entry in entries:
             try:
                 if entry["type"] == "scrypt":
@@ -291,7 +305,12 @@ def is_sealed(raw: object) -> bool:
 
 
 def _invalid(what: str, place: str) -> StateError:
-    return StateError("sealed.invalid", f"this is not an encrypted document of sbctl: {what}", place=place)
+    return StateError(
+        "sealed.invalid",
+        f"this is not an encrypted document of sbctl: {what}",
+        place=place,
+        next_step="check fleet.state.address; an older copy goes back by sbctl state push --force FILE",
+    )
 
 
 def _b64(text: object, place: str) -> bytes:

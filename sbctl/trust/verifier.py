@@ -101,7 +101,11 @@ def parse_payload(payload: bytes, model: type[Payload]) -> Payload:
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise InputError("bundle.invalid", f"the bundle does not match its schema: {_first_problem(error)}") from None
+        raise InputError(
+            "bundle.invalid",
+            f"the bundle does not match its schema: {_first_problem(error)}",
+            next_step="make it with the version of sbctl that runs on the host",
+        ) from None
 
 
 def parse_trust(payload: bytes) -> TrustSet:
@@ -190,12 +194,23 @@ def judge(payload: BundlePayload, *, trust: TrustSet, scope: str, fence: Fence |
     """Steps 3 to 7, for a payload whose signature was checked. True: it is the one that the fence stands at. Raises as `verify_bundle`."""
     if payload.lineage != trust.lineage:
         raise RefusedError(
-            "bundle.wrong_lineage", "the bundle belongs to another fleet", detail={"lineage": payload.lineage}
+            "bundle.wrong_lineage",
+            "the bundle belongs to another fleet",
+            detail={"lineage": payload.lineage},
+            next_step="send it to a host of its own fleet",
         )
     if payload.scope != scope:
-        raise RefusedError("bundle.wrong_scope", f'the bundle is for "{payload.scope}", this is "{scope}"')
+        raise RefusedError(
+            "bundle.wrong_scope",
+            f'the bundle is for "{payload.scope}", this is "{scope}"',
+            next_step="send it where it belongs",
+        )
     if content_digest(payload.content) != payload.content_digest:
-        raise RefusedError("bundle.wrong_digest", "the bundle's content does not have the digest it states")
+        raise RefusedError(
+            "bundle.wrong_digest",
+            "the bundle's content does not have the digest it states",
+            next_step="make it anew: sbctl apply, or sbctl bundle export",
+        )
     if payload.key_epoch != trust.key_epoch:
         raise RefusedError(
             "bundle.key_epoch",
@@ -218,7 +233,11 @@ def verify_trust(envelope_text: str, *, current: TrustSet | None, lineage: str) 
     opened = open_envelope(envelope_text, TRUST_PAYLOAD_TYPE, signers, max_bytes=BUNDLE_MAX_BYTES)
     proposed = parse_trust(opened.payload)
     if proposed.lineage != lineage or (current is not None and current.lineage != lineage):
-        raise RefusedError("trust.wrong_lineage", "the signer set belongs to another fleet")
+        raise RefusedError(
+            "trust.wrong_lineage",
+            "the signer set belongs to another fleet",
+            next_step="apply with the state of the fleet that owns the host",
+        )
     if current is None or proposed == current:
         return proposed
     if proposed.key_epoch <= current.key_epoch:

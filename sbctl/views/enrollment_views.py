@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sbctl.base.clock import rfc3339
-from sbctl.trust.enrolled_directory import ENROLLED_FILES
-from sbctl.trust.node_identity import NodeIdentity
+from sbctl.trust.node_identity import IDENTITY_FILE_NAMES, NodeIdentity
 from sbctl.trust.token_store import TokenRow
 from sbctl.views.layout import safe
 from sbctl.views.tables import Column, render_fields, render_rows
@@ -77,12 +76,12 @@ def enrolled_body(directory: Path, identity: NodeIdentity) -> dict[str, Any]:
         "identity_epoch": claims.identity_epoch,
         "fingerprint": identity.certificate.fingerprint,
         "not_after": rfc3339(identity.certificate.not_after),
-        "node_cert_file": str(directory / ENROLLED_FILES["certificate"]),
+        "node_cert_file": str(directory / IDENTITY_FILE_NAMES["certificate"]),
         "node_key_file": str(directory / "node-key.pem"),
-        "ca_file": str(directory / ENROLLED_FILES["ca"]),
-        "identity_file": str(directory / ENROLLED_FILES["identity"]),
-        "authority_verifying_key_file": str(directory / ENROLLED_FILES["authority_key"]),
-        "revocations_file": str(directory / ENROLLED_FILES["revocations"]),
+        "ca_file": str(directory / IDENTITY_FILE_NAMES["ca"]),
+        "identity_file": str(directory / IDENTITY_FILE_NAMES["identity"]),
+        "authority_verifying_key_file": str(directory / IDENTITY_FILE_NAMES["authority_key"]),
+        "revocations_file": str(directory / IDENTITY_FILE_NAMES["revocations"]),
     }
 
 

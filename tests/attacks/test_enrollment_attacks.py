@@ -22,14 +22,8 @@ from sbctl.cli.enrolling import server_of
 from sbctl.runtime import enrollment_server
 from sbctl.runtime.enrollment_server import EnrollmentMetrics
 from sbctl.trust import token_store
-from sbctl.trust.certificates import (
-    KeyPair,
-    certificate_facts,
-    create_ca,
-    create_request,
-    generate_private_key,
-    issue_leaf,
-)
+from sbctl.trust.certificate_making import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
+from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.enrolled_directory import EnrolledDirectory
 from sbctl.trust.enrollment import AUDIT_FILE, Enrollment
 from sbctl.trust.enrollment_messages import CA_PATH, ENROLL_PATH

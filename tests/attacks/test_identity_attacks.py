@@ -22,15 +22,8 @@ from sbctl.base.errors import InputError, RefusedError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.trust.authority import Authority
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.certificates import (
-    KeyPair,
-    certificate_facts,
-    create_ca,
-    create_request,
-    generate_private_key,
-    issue_leaf,
-    verify_leaf,
-)
+from sbctl.trust.certificate_making import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
+from sbctl.trust.certificates import certificate_facts, verify_leaf
 from sbctl.trust.identity import (
     CLOCK_SKEW_S,
     Grant,

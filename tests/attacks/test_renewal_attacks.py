@@ -18,7 +18,8 @@ from sbctl.runtime.identity_files import IdentityFiles
 from sbctl.runtime.identity_renewal import backoff_s, due_at, install_source, renew
 from sbctl.runtime.nodeops.identity_switch import take_identity
 from sbctl.runtime.renewal_state import read_state, renewal_problem
-from sbctl.trust.certificates import certificate_facts, create_request, generate_private_key
+from sbctl.trust.certificate_making import create_request, generate_private_key
+from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.enrollment_client import Server, request_renewal
 from sbctl.trust.enrollment_messages import EnrollmentAnswer

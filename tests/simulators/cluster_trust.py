@@ -9,14 +9,8 @@ from datetime import UTC, datetime, timedelta
 from sbctl.base.secret import Secret
 from sbctl.node.cluster_documents import ClusterRole
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.certificates import (
-    KeyPair,
-    certificate_facts,
-    create_ca,
-    create_request,
-    generate_private_key,
-    issue_leaf,
-)
+from sbctl.trust.certificate_making import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
+from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.identity import IdentityClaims, document_of, sign_identity
 from sbctl.trust.keys import SigningKey
 from sbctl.trust.node_identity import NodeIdentityFiles

@@ -15,7 +15,7 @@ from sbctl.runtime.binding import bind_tcp
 from sbctl.runtime.enrollment_server import EnrollmentMetrics, EnrollmentServer, server_tls
 from sbctl.runtime.listeners import Listener, ListenerLimits
 from sbctl.trust.authority import Authority
-from sbctl.trust.certificates import KeyPair, create_request, generate_private_key
+from sbctl.trust.certificate_making import KeyPair, create_request, generate_private_key
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.enrollment_client import Authenticated, Server, request_identity
 from sbctl.trust.enrollment_messages import EnrollmentRequest

@@ -24,7 +24,7 @@ from sbctl.node.store_messages import StoreInstall, StoreMember, StoreNode
 from sbctl.remote.wheelhouse import Wheelhouse
 from sbctl.runtime.cluster.nats_store import StoreServer
 from sbctl.runtime.nodeops.store_config import Places, render_config
-from sbctl.trust.certificates import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
+from sbctl.trust.certificate_making import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
 from sbctl.trust.identity import IdentityClaims
 from tests.simulators.ports import free_ports
 

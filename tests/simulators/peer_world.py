@@ -42,7 +42,7 @@ from sbctl.runtime.peer.metrics import PeerMetrics
 from sbctl.runtime.peer.replay import ReplayFence
 from sbctl.runtime.peer.worker import PeerWorker, other_generation
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.certificates import create_ca
+from sbctl.trust.certificate_making import create_ca
 from sbctl.trust.node_identity import NodeIdentityFiles
 from sbctl.trust.peer_documents import NodeSigner, Peer, PeerMark, PeerVerifier, TrustedMaterial
 from sbctl.trust.revocation import open_revocations, refuse_revoked

@@ -36,7 +36,8 @@ from sbctl.runtime.nodeops.snapshot import host_facts
 from sbctl.runtime.nodeops.units import units_digest
 from sbctl.trust.authority_directory import AuthoritySettings
 from sbctl.trust.authority_keys import AuthorityKeys
-from sbctl.trust.certificates import certificate_facts, create_request, generate_private_key, public_key_digest
+from sbctl.trust.certificate_making import create_request, generate_private_key
+from sbctl.trust.certificates import certificate_facts, public_key_digest
 from sbctl.trust.delegated_files import IDENTITY_FILES, SUPPLIED_FILES, ServerSettings
 from sbctl.trust.delegation import check_delegation, open_delegation
 from sbctl.trust.identity import check_clocks

@@ -25,7 +25,7 @@ from sbctl.base.secret import Secret
 from sbctl.node.cluster_documents import DispatchEnvelope
 from sbctl.runtime.peer.framing import ENVELOPE_MAX_BYTES
 from sbctl.runtime.peer.identity import PlaneIdentity
-from sbctl.trust.certificates import create_ca
+from sbctl.trust.certificate_making import create_ca
 from sbctl.trust.peer_kinds import DISPATCH
 from tests.simulators.cluster_trust import ClusterAuthority
 from tests.simulators.peer_world import (

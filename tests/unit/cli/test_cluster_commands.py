@@ -18,7 +18,7 @@ from sbctl.cli.workspace import Workspace
 from sbctl.config.compiled import CompiledConfig
 from sbctl.config.load import load
 from sbctl.trust.authority import Authority
-from sbctl.trust.certificates import create_request, generate_private_key
+from sbctl.trust.certificate_making import create_request, generate_private_key
 from sbctl.trust.identity import Grant
 
 pytestmark = pytest.mark.flow

@@ -132,7 +132,7 @@ def test_what_is_not_whole_or_not_ours_is_refused_and_nothing_is_in_use(
 
 
 def test_a_certificate_for_another_key_is_refused(signer: Signer, context: NodeContext) -> None:
-    from sbctl.trust.certificates import create_request, generate_private_key
+    from sbctl.trust.certificate_making import create_request, generate_private_key
 
     signer.asked()
     stranger = create_request(generate_private_key(), "h")

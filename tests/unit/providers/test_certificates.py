@@ -304,7 +304,7 @@ def test_the_certificate_of_a_stranger_in_our_place_is_replaced(world: ProviderW
 
 def test_a_name_that_no_certificate_can_hold_is_told(world: ProviderWorld) -> None:
     assert world.authority is not None
-    from sbctl.trust.certificates import create_request, generate_private_key
+    from sbctl.trust.certificate_making import create_request, generate_private_key
 
     with pytest.raises(SbctlError) as caught:
         world.authority.issue(

@@ -11,7 +11,7 @@ from sbctl.base.errors import RefusedError, SbctlError
 from sbctl.base.secret import Secret
 from sbctl.plan.model import Change
 from sbctl.trust.authority import Authority
-from sbctl.trust.certificates import create_request, generate_private_key
+from sbctl.trust.certificate_making import create_request, generate_private_key
 from sbctl.trust.delegated_files import DelegatedAuthority, DelegatedFiles
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.enrollment_messages import EnrollmentAnswer

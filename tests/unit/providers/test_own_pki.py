@@ -12,7 +12,7 @@ import pytest
 from sbctl.base.errors import ConfigError, SbctlError
 from sbctl.plan.model import Change
 from sbctl.runtime.identity_files import IdentityFiles
-from sbctl.trust.certificates import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
+from sbctl.trust.certificate_making import KeyPair, create_ca, create_request, generate_private_key, issue_leaf
 from sbctl.trust.identity import IdentityClaims
 from tests.simulators.provider_world import ProviderWorld
 

@@ -16,7 +16,8 @@ from sbctl.base.limits import ENROLL_BODY_MAX_BYTES
 from sbctl.runtime.enrollment_program import run_authority
 from sbctl.runtime.enrollment_server import EnrollmentMetrics, server_tls
 from sbctl.trust.authority import Authority
-from sbctl.trust.certificates import certificate_facts, generate_private_key
+from sbctl.trust.certificate_making import generate_private_key
+from sbctl.trust.certificates import certificate_facts
 from sbctl.trust.enrollment import Enrollment
 from sbctl.trust.enrollment_messages import CA_PATH, ENROLL_PATH
 from sbctl.trust.identity import Grant

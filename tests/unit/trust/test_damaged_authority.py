@@ -10,7 +10,7 @@ import pytest
 from sbctl.base.errors import SbctlError
 from sbctl.trust.authority import Authority
 from sbctl.trust.authority_directory import AuthorityFiles
-from sbctl.trust.certificates import create_ca
+from sbctl.trust.certificate_making import create_ca
 from sbctl.trust.identity import Grant
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
