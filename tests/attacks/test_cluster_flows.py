@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ from sbctl.runtime.cluster.controller import spoken_for
 from sbctl.runtime.cluster.status import plans_document, status_document
 from sbctl.runtime.cluster.store import BUNDLE_KEY, Bucket
 from tests.simulators.cluster_nodes import clustered
-from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.cluster_world import ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, until
 from tests.simulators.runtime_world import member
 
 pytestmark = pytest.mark.flow
@@ -23,17 +23,6 @@ pytestmark = pytest.mark.flow
 MINUTE_S = 60.0
 OLD = clustered(member(facts(), "/engine"), replicas=2)
 NEW = clustered(member(facts(), "/engine", max_concurrency=7), replicas=2)
-
-
-def run(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    in_virtual_time(work)
 
 
 async def settled(world: ClusterWorld, *workers: SimNode, revision: int) -> None:
@@ -111,7 +100,7 @@ def test_C6_D11_a_store_that_was_brought_back_from_a_copy_takes_nothing_back(tmp
         assert entry.value.decode() == held.envelope, "the authority gave the store the newest again"
         assert status_document(a.node.facts())["summary"]["eligible_workers"] == 2
 
-    run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_C6_store_and_authority_brought_back_from_copies_of_one_time_stop_nothing(tmp_path: Path) -> None:
@@ -148,7 +137,7 @@ def test_C6_store_and_authority_brought_back_from_copies_of_one_time_stop_nothin
         await a.node.desired.publish(world.bundle({"q": OLD}, 3), expected_revision=bundle["revision"])
         await settled(world, w1, w2, revision=3)
 
-    run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 @pytest.mark.soak
@@ -177,4 +166,4 @@ def test_B6_C7_an_authority_that_runs_twice_moves_nothing(tmp_path: Path) -> Non
         await settled(world, w1, w2, revision=2)
         world.nodes["a"] = twin
 
-    run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)

@@ -9,7 +9,7 @@ await w1.crash(); w1 = await world.again(w1)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ from sbctl.trust.envelope import sign_envelope
 from tests.simulators.cluster_nodes import IDENTITY_NAMES
 from tests.simulators.cluster_store import MemoryCluster, MemoryStore
 from tests.simulators.cluster_trust import NOW, ClusterAuthority, NodeKit
-from tests.simulators.engine_world import EngineWorld
+from tests.simulators.engine_world import EngineWorld, in_virtual_time
 from tests.simulators.runtime_world import LINEAGE, Operator
 
-__all__ = ["ClusterWorld", "SimNode"]
+__all__ = ["ClusterWorld", "SimNode", "run_in_cluster"]
 
 GIB = 1 << 30
 
@@ -226,3 +226,16 @@ class ClusterWorld:
     def leader(self) -> SimNode | None:
         found = [node for node in self.nodes.values() if node.node.controller and node.node.controller.is_leading]
         return found[0] if len(found) == 1 else None
+
+
+def run_in_cluster(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
+    """In virtual time, in a world of its own below `folder`, which ends however the scenario does."""
+
+    async def work() -> None:
+        world = ClusterWorld(folder)
+        try:
+            await scenario(world)
+        finally:
+            await world.close()
+
+    in_virtual_time(work)

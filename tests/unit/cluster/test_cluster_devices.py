@@ -15,8 +15,8 @@ from sbctl.runtime.host_devices import HostDevices
 from sbctl.trust.bundle import EnginePolicy
 from sbctl.trust.cluster_bundle import ClusterDeployment
 from tests.simulators.cluster_nodes import clustered
-from tests.simulators.cluster_world import GIB, ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.cluster_world import GIB, ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, until
 from tests.simulators.runtime_world import member
 
 MINUTE_S = 60.0
@@ -51,15 +51,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
 
 
 def _run(folder: Path, devices: HostDevices, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
+    async def with_devices(world: ClusterWorld) -> None:
         world.devices["w1"] = devices
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
+        await scenario(world)
 
-    in_virtual_time(work)
+    run_in_cluster(folder, with_devices)
 
 
 def _lies(node: SimNode) -> dict[int, tuple[str, ...]]:

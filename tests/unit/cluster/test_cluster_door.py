@@ -16,8 +16,8 @@ from sbctl.runtime.cluster.door import ClusterDoor
 from sbctl.runtime.cluster.gauges import ClusterGauges
 from sbctl.runtime.openapi import openapi_document
 from tests.simulators.cluster_nodes import clustered
-from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.cluster_world import ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, until
 from tests.simulators.runtime_world import member
 
 SCHEMAS = {"components": openapi_document()["components"]}
@@ -39,14 +39,10 @@ def metrics(gauges: ClusterGauges) -> str:
 
 
 def run(folder: Path, scenario: Callable[[ClusterWorld, list[tuple[Any, ...]]], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
-        try:
-            await scenario(world, [])
-        finally:
-            await world.close()
+    async def heard(world: ClusterWorld) -> None:
+        await scenario(world, [])
 
-    in_virtual_time(work)
+    run_in_cluster(folder, heard)
 
 
 def door(node: SimNode, entries: list[tuple[Any, ...]]) -> ClusterDoor:

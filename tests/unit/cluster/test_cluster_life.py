@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,25 +23,14 @@ from sbctl.runtime.gateway.head import read_head
 from sbctl.runtime.key_limits import KeyLimits
 from sbctl.runtime.provision import quiet
 from tests.simulators.cluster_nodes import clustered
-from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, outcome_of, until
+from tests.simulators.cluster_world import ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, outcome_of, until
 from tests.simulators.runtime_world import content, member
 
 pytestmark = pytest.mark.flow
 
 MINUTE_S = 60.0
 Q = clustered(member(facts(), "/engine"), replicas=2)
-
-
-def _run(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    in_virtual_time(work)
 
 
 def _slots(*nodes: SimNode, deployment: str = "q") -> list[int]:
@@ -71,7 +59,7 @@ def test_a_bundle_becomes_replicas_and_every_part_says_so(tmp_path: Path) -> Non
         assert told.bundle.revision == 1
         PlacementDocument.model_validate_json(json.dumps(told.placement))
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_another_leader_goes_on_from_the_plan_and_moves_nothing(tmp_path: Path) -> None:
@@ -99,7 +87,7 @@ def test_another_leader_goes_on_from_the_plan_and_moves_nothing(tmp_path: Path) 
         )
         assert (w1.starts, w2.starts) == (1, 1)
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("ahead_s", [600.0, -600.0])
@@ -127,7 +115,7 @@ def test_an_authority_whose_clock_is_off_leaves_the_lease_and_says_so(tmp_path: 
         assert status_document(first.node.facts())["problem"] is None
         assert (w1.starts, w2.starts, _slots(w1, w2)) == (1, 1, [0, 1])
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("ahead_s", [600.0, -600.0])
@@ -149,7 +137,7 @@ def test_a_gateway_whose_clock_is_off_asks_on_and_loses_nobody(tmp_path: Path, a
         await until(lambda: not any(row.exclusion for row in roster.view.rows.values()), at_most_s=MINUTE_S)
         assert (w1.starts, w2.starts) == (1, 1)
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_workers_that_all_fall_silent_are_asked_all_the_same(tmp_path: Path) -> None:
@@ -171,7 +159,7 @@ def test_workers_that_all_fall_silent_are_asked_all_the_same(tmp_path: Path) -> 
             world.store.mend(name)
         await until(lambda: not any(row.exclusion for row in roster.view.rows.values()), at_most_s=MINUTE_S)
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_store_that_comes_back_empty_and_later_its_buckets_has_the_bundle_within_seconds(tmp_path: Path) -> None:
@@ -184,7 +172,7 @@ def test_a_store_that_comes_back_empty_and_later_its_buckets_has_the_bundle_with
         world.store.mend("a")
         await until(lambda: gw.node.desired.held is not None, at_most_s=5)
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_store_that_is_away_changes_nothing_and_gets_everything_back(tmp_path: Path) -> None:
@@ -208,7 +196,7 @@ def test_a_store_that_is_away_changes_nothing_and_gets_everything_back(tmp_path:
         assert _slots(w1, w2) == [0, 1]
         assert (w1.starts, w2.starts) == (1, 1)
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_lost_node_is_replaced_and_gets_its_share_when_it_is_back(tmp_path: Path) -> None:
@@ -224,7 +212,7 @@ def test_a_lost_node_is_replaced_and_gets_its_share_when_it_is_back(tmp_path: Pa
         assert _slots(w1, w2) == [0, 1]
         assert len(w1.engines.alive) == len(w2.engines.alive) == 1
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_node_behind_a_cut_link_serves_on_and_gives_up_what_went_elsewhere_when_it_is_heard_again(
@@ -243,7 +231,7 @@ def test_a_node_behind_a_cut_link_serves_on_and_gives_up_what_went_elsewhere_whe
         await asyncio.sleep(2 * MINUTE_S)
         assert _slots(w1, w2) == [0, 1]
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_who_publishes_is_told_of_every_node_and_of_what_found_no_place(tmp_path: Path) -> None:
@@ -267,7 +255,7 @@ def test_who_publishes_is_told_of_every_node_and_of_what_found_no_place(tmp_path
         assert not broken.ready
         assert (broken.nodes["w1"].state, broken.nodes["w1"].detail) == ("failed", "q: engine_early_exit")
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_rollout_never_leaves_nobody_to_serve(tmp_path: Path) -> None:
@@ -295,7 +283,7 @@ def test_a_rollout_never_leaves_nobody_to_serve(tmp_path: Path) -> None:
         assert gaps == []
         assert len(w1.engines.alive) == len(w2.engines.alive) == 1
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_what_does_not_come_up_holds_nothing_else_up_and_is_tried_again(tmp_path: Path) -> None:
@@ -310,7 +298,7 @@ def test_what_does_not_come_up_holds_nothing_else_up_and_is_tried_again(tmp_path
         await _served(w1, slots=(0,), deployment="r")
         assert w1.node.obedience.problems() == {}
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_bundle_of_the_hosts_own_is_in_force_until_the_first_assignment_and_its_engine_stays(tmp_path: Path) -> None:
@@ -332,7 +320,7 @@ def test_a_bundle_of_the_hosts_own_is_in_force_until_the_first_assignment_and_it
         await w1.reconciler.clear()
         assert w1.slots() == [0]
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_disk_that_is_full_takes_no_node_out_of_the_gateways_sight(tmp_path: Path) -> None:
@@ -350,7 +338,7 @@ def test_a_disk_that_is_full_takes_no_node_out_of_the_gateways_sight(tmp_path: P
         assert rows["w1"].exclusion == "snapshot_expired"
         assert a.node.roster.is_asked(rows["w1"])
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_gateway_that_starts_while_the_store_is_away_asks_the_nodes_that_it_knew(tmp_path: Path) -> None:
@@ -378,7 +366,7 @@ def test_a_gateway_that_starts_while_the_store_is_away_asks_the_nodes_that_it_kn
         await asyncio.sleep(1)
         assert not any(gw.node.roster.is_asked(row) for row in gw.node.roster.view.rows.values())
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_gateway_whose_memory_is_lost_believes_nobody_lets_nobody_in_and_says_what_to_do(tmp_path: Path) -> None:
@@ -404,7 +392,7 @@ def test_a_gateway_whose_memory_is_lost_believes_nobody_lets_nobody_in_and_says_
         assert "sbctl cluster rotate" in problem
         assert a.node.roster.view.rows["gw"].exclusion == "behind_active_generation"
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_an_engine_that_an_apply_installs_is_told_with_the_next_snapshot(tmp_path: Path) -> None:
@@ -421,7 +409,7 @@ def test_an_engine_that_an_apply_installs_is_told_with_the_next_snapshot(tmp_pat
         assert snapshot is not None
         assert "9.9.9" in {each.version for each in snapshot.engines}
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_host_on_its_own_loads_nothing_of_clusters() -> None:

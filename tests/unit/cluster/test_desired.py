@@ -9,23 +9,19 @@ from sbctl.runtime.cluster.store import BUNDLE_KEY, Bucket
 from sbctl.trust.envelope import sign_envelope
 from sbctl.trust.keys import SigningKey
 from tests.simulators.cluster_nodes import clustered
-from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, outcome_of, until
+from tests.simulators.cluster_world import ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, outcome_of, until
 from tests.simulators.runtime_world import member
 
 Q = clustered(member(facts(), "/engine"), replicas=1)
 
 
 def _run(folder: Path, scenario: Callable[[ClusterWorld, SimNode, SimNode], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
-        try:
-            a, b = await world.build(a=("authority",), b=("authority",))
-            await scenario(world, a, b)
-        finally:
-            await world.close()
+    async def with_two(world: ClusterWorld) -> None:
+        a, b = await world.build(a=("authority",), b=("authority",))
+        await scenario(world, a, b)
 
-    in_virtual_time(work)
+    run_in_cluster(folder, with_two)
 
 
 def _revision(node: SimNode) -> int | None:

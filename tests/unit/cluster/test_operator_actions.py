@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from sbctl.runtime.cluster.status import status_document
 from sbctl.runtime.cluster.store import ACTIONS_KEY, Bucket
 from sbctl.runtime.event_log import EventSink, Told
 from tests.simulators.cluster_nodes import clustered
-from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.cluster_world import ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, until
 from tests.simulators.runtime_world import member
 
 MINUTE_S = 60.0
@@ -51,17 +51,6 @@ class Operator:
             await self.asks(action, subject)
         assert caught.value.next_step
         return caught.value.code
-
-
-def _run(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    in_virtual_time(work)
 
 
 def _slots(*nodes: SimNode) -> list[int]:
@@ -106,7 +95,7 @@ def test_a_node_that_is_evacuated_serves_until_its_replicas_are_ready_elsewhere(
             ("cluster_restore", "w1", "asked"), ("cluster_restore", "w1", "done"),
         ]  # fmt: skip
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_what_was_asked_holds_over_a_lost_leader_and_a_wiped_store(tmp_path: Path) -> None:
@@ -140,7 +129,7 @@ def test_what_was_asked_holds_over_a_lost_leader_and_a_wiped_store(tmp_path: Pat
         assert await _code(Operator(other).asks("evacuate", "w2")) == "store.unreachable"
         assert _actions(other) == [], "what could not be written is not asked"
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 async def _code(work: Awaitable[object]) -> str:
@@ -180,7 +169,7 @@ def test_a_confirmed_loss_releases_the_brake_and_is_over_when_the_node_is_heard_
         assert kinds.count("brake_engaged") == 1
         del world.nodes["w2"]
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_rollout_that_failed_is_begun_again_at_once_where_it_failed(tmp_path: Path) -> None:
@@ -210,7 +199,7 @@ def test_a_rollout_that_failed_is_begun_again_at_once_where_it_failed(tmp_path: 
             "rollout_started", "rollout_timed_out", "rollout_started", "rollout_done",
         ]  # fmt: skip
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_worker_takes_no_action_and_a_damaged_memory_is_no_reason_not_to_start(tmp_path: Path) -> None:
@@ -227,4 +216,4 @@ def test_a_worker_takes_no_action_and_a_damaged_memory_is_no_reason_not_to_start
         a = await world.start("a")
         await until(lambda: _actions(a) == [("evacuate", "w1")], at_most_s=5 * MINUTE_S)
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)

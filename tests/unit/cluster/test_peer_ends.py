@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,23 +11,12 @@ from sbctl.node.cluster_config import PeerPort
 from sbctl.node.cluster_documents import ClusterRole
 from sbctl.runtime.cluster.peer_ends import PeerEnds
 from tests.simulators.cluster_nodes import clustered
-from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.cluster_world import ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, until
 from tests.simulators.ports import free_port
 from tests.simulators.runtime_world import member
 
 pytestmark = pytest.mark.flow
-
-
-def _run(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    in_virtual_time(work)
 
 
 def _ends(at: SimNode, *, advertise: str = "127.0.0.1") -> PeerEnds:
@@ -58,7 +46,7 @@ def test_a_worker_has_a_port_at_which_gateways_reach_it(
             assert not ends.is_open
         ends.close()
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("roles", [("authority",), ("authority", "gateway"), ("authority", "worker")])
@@ -75,7 +63,7 @@ def test_only_a_gateway_answers_callers_and_only_a_worker_has_a_port(
             port[1].close()
         ends.close()
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def test_a_gateway_knows_whom_to_ask_from_the_directory_and_a_worker_remembers_nobody(tmp_path: Path) -> None:
@@ -92,7 +80,7 @@ def test_a_gateway_knows_whom_to_ask_from_the_directory_and_a_worker_remembers_n
             assert [one.node_id for one in found] == (["w1"] if knows else [])
             ends.close()
 
-    _run(tmp_path, scenario)
+    run_in_cluster(tmp_path, scenario)
 
 
 def _replicas(gateway: SimNode) -> tuple[Any, ...]:

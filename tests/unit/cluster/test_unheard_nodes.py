@@ -22,8 +22,8 @@ from sbctl.runtime.cluster.status import plans_document, status_document
 from sbctl.views.cluster_live_views import alerts
 from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_trust import NOW
-from tests.simulators.cluster_world import ClusterWorld, SimNode
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.cluster_world import ClusterWorld, SimNode, run_in_cluster
+from tests.simulators.engine_world import facts, until
 from tests.simulators.runtime_world import member
 
 Q = clustered(member(facts(), "/engine"), replicas=1)
@@ -31,15 +31,11 @@ MINUTE_S = 60.0
 
 
 def run(folder: Path, scenario: Callable[[ClusterWorld], Awaitable[None]]) -> None:
-    async def work() -> None:
-        world = ClusterWorld(folder)
+    async def with_w2_to_come(world: ClusterWorld) -> None:
         world.kits["w2"] = world.authority.node("w2", "worker", now=NOW - timedelta(hours=1))
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
+        await scenario(world)
 
-    in_virtual_time(work)
+    run_in_cluster(folder, with_w2_to_come)
 
 
 def _is_told_stale(at: SimNode, name: str) -> bool:
