@@ -12,6 +12,7 @@ from sbctl.base.limits import NODE_CALL_DEADLINE_S
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
 from sbctl.node.snapshot import NodeSnapshot
+from sbctl.plan.blast_radius import action_radius
 from sbctl.plan.leaves import leaf_changes
 from sbctl.plan.model import UNMANAGED, Action, BlastRadius, Change, DiffContext, Leaf, Observed, Step
 
@@ -214,6 +215,21 @@ class Comparison:
             and runtime["config"]["authority"] == "admin_managed"
             and held is not None
             and held.deployments_revision is not None
+        )
+
+    def removed(self, call: Call, fields: Mapping[str, Any], *, gone: str, why: str) -> Change:
+        """Delete what stands beside the runtime by one call, or by none where the runtime goes too.
+
+        `fields` are what the reader is shown; `gone` says that it is not there any more, `why` it goes outside of a destroy.
+        """
+        if self.observed.status != "present":
+            return self.forgotten(gone)
+        return self.change(
+            "delete",
+            "asked for" if self.context.mode == "destroy" else why,
+            calls=[call] if self.runtime_stays else [],
+            leaves=gone_leaves(fields),
+            blast_radius=action_radius(self.address.kind, "delete"),
         )
 
     def unreachable(self) -> Change:

@@ -124,7 +124,11 @@ def install_runtime(params: Mapping[str, Any], context: PerformContext, *, deadl
     listed = {name: WheelFile(filename=name, sha256=sha256_file(path)) for name, path in sorted(wheels.items())}
     uv = next((wheel for name, wheel in listed.items() if name.startswith("uv-")), None)
     if uv is None:
-        raise HostError("runtime.wheelhouse_incomplete", "the wheelhouse has no uv to install the runtime with")
+        raise HostError(
+            "runtime.wheelhouse_incomplete",
+            "the wheelhouse has no uv to install the runtime with",
+            next_step="run the command again; if it stays so, empty the wheelhouse in sbctl's cache on this machine",
+        )
     put_files(context, {listed[name].sha256: path for name, path in sorted(wheels.items())}, deadline_s=deadline_s)
     sent = None if standalone is None else send_standalone(context, found, standalone, deadline_s=deadline_s)
     stop_if_cancelled(context)

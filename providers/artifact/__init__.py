@@ -21,6 +21,8 @@ __all__ = ["ArtifactProvider"]
 
 
 class ArtifactProvider(OneForm):
+    """Plans and changes the weights in a host's cache."""
+
     kind: ClassVar[str] = "artifact"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

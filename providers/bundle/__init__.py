@@ -21,6 +21,8 @@ __all__ = ["BundleProvider"]
 
 
 class BundleProvider(OneForm):
+    """Plans a scope's signed desired state, and has it accepted."""
+
     kind: ClassVar[str] = "bundle"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

@@ -30,7 +30,8 @@ def perform(step: Step, context: PerformContext) -> Mapping[str, Any]:
         case Method.BUNDLE_APPLY | Method.CLUSTER_PUBLISH:
             return _apply(step, context)
         case Method.SNAPSHOT:
-            return _take_note(_desired(context), _held(context, expected=True))
+            desired = _desired(context)
+            return _take_note(desired, held_by(_looked(context, expected=True), desired.spec))
         case Method.DEPLOYMENT_ACTION:
             action = DeploymentAction(deployment=step.params["deployment"], action=step.params["action"])
             _call(step, context, action.model_dump(mode="json"))
@@ -46,8 +47,8 @@ def _desired(context: PerformContext) -> Desired:
     return desired
 
 
-def _held(context: PerformContext, *, expected: bool) -> BundleState | None:
-    """Raises HostError `runtime.not_healthy` where a bundle is expected of a runtime that cannot tell."""
+def _looked(context: PerformContext, *, expected: bool) -> NodeSnapshot:
+    """The host as it is now. Raises HostError `runtime.not_healthy` where a bundle is expected of a runtime that cannot tell."""
     snapshot = context.node.snapshot(SNAPSHOT_DEADLINE_S)
     spec = _desired(context).spec
     if expected and held_by(snapshot, spec) is None and not _tells(snapshot, spec):
@@ -58,7 +59,7 @@ def _held(context: PerformContext, *, expected: bool) -> BundleState | None:
             next_step="run the command again: it reads the host first and starts the runtime where it is down",
             retryable=True,
         )
-    return held_by(snapshot, spec)
+    return snapshot
 
 
 def _tells(snapshot: NodeSnapshot, spec: Mapping[str, Any]) -> bool:
@@ -71,11 +72,12 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
     Raises HostError `runtime.not_healthy`, StalePlanError `bundle.changed_since_plan`, RefusedError `bundle.too_large`, `bundle.revision_far_ahead`, and what the node refuses.
     """
     desired, planned = _desired(context), step.params["expected_revision"]
-    held = _held(context, expected=planned is not None)
+    snapshot = _looked(context, expected=planned is not None)
+    held = held_by(snapshot, desired.spec)
     held_revision = None if held is None else held.revision
     if held is not None and held_revision != planned:
         if held.content_digest == digest_of(desired.spec) and held.key_epoch == desired.spec["key_epoch"]:
-            _start_what_failed(step, context, desired)
+            _start_what_failed(step, context, snapshot)
             return _noted(held)
         if not _is_recorded(held, context.change.recorded):
             raise _changed(desired, planned, held_revision)
@@ -99,15 +101,16 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
     }
 
 
-def _start_what_failed(step: Step, context: PerformContext, desired: Desired) -> None:
+def _start_what_failed(step: Step, context: PerformContext, snapshot: NodeSnapshot) -> None:
     """A runtime that came back before its weights or its engine did has failed by now, and would try again by itself some time later.
 
     What fails again is told by the look at the host that ends the apply.
     """
-    if is_cluster(desired.spec):
+    spec = _desired(context).spec
+    if is_cluster(spec):
         return
-    for state in context.node.snapshot(SNAPSHOT_DEADLINE_S).deployments:
-        if state.deployment in desired.spec["deployments"] and any(one.state == "failed" for one in state.replicas):
+    for state in snapshot.deployments:
+        if state.deployment in spec["deployments"] and any(one.state == "failed" for one in state.replicas):
             action = DeploymentAction(deployment=state.deployment, action="load").model_dump(mode="json")
             with contextlib.suppress(ArtifactError, EngineError):
                 context.node.call(

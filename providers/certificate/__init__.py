@@ -20,6 +20,8 @@ __all__ = ["CertificateProvider"]
 
 
 class CertificateProvider(OneForm):
+    """Plans and changes the identity of a host."""
+
     kind: ClassVar[str] = "certificate"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

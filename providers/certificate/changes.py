@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from providers.certificate.spec import fields_for_reader, is_own, issued_fields, surrounding_fields
-from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
+from providers.comparison import Blocked, Call, Comparison, new_leaves
 from providers.runtime_wheels import delivery_problem, install_call
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
@@ -216,14 +216,11 @@ def _install_call(comparison: Comparison, desired: Desired, *, issue: bool, titl
 def _removed(comparison: Comparison) -> Change:
     recorded = comparison.recorded
     assert recorded is not None
-    if comparison.observed.status != "present":
-        return comparison.forgotten("no identity is on the host any more")
     params = {"lineage": recorded.spec["lineage"]}
     call = Call(Method.CERTIFICATE_REMOVE, params, "remove keys and certificates", deadline_s=_DEADLINE_S)
-    return comparison.change(
-        "delete",
-        "asked for" if comparison.context.mode == "destroy" else "sb.yml or a revocation takes the identity away",
-        calls=[call] if comparison.runtime_stays else [],
-        leaves=gone_leaves(fields_for_reader(recorded.spec)),
-        blast_radius=action_radius("certificate", "delete"),
+    return comparison.removed(
+        call,
+        fields_for_reader(recorded.spec),
+        gone="no identity is on the host any more",
+        why="sb.yml or a revocation takes the identity away",
     )

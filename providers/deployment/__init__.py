@@ -21,6 +21,8 @@ __all__ = ["DeploymentProvider"]
 
 
 class DeploymentProvider(OneForm):
+    """Plans the deployments of a scope, which its bundle carries."""
+
     kind: ClassVar[str] = "deployment"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

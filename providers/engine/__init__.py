@@ -15,6 +15,8 @@ __all__ = ["EngineProvider"]
 
 
 class EngineProvider(OneForm):
+    """Plans and changes the engines of a host."""
+
     kind: ClassVar[str] = "engine"
     desired = staticmethod(spec.desired)
     interpret = staticmethod(observe.interpret)

@@ -20,6 +20,8 @@ __all__ = ["EnrollmentProvider"]
 
 
 class EnrollmentProvider(OneForm):
+    """Plans and changes the enrollment server of a host."""
+
     kind: ClassVar[str] = "enrollment"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves
+from providers.comparison import Blocked, Call, Comparison, new_leaves
 from providers.enrollment.spec import fields_for_reader
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import Method
@@ -125,16 +125,13 @@ def _no_systemd(comparison: Comparison) -> Blocked | None:
 def _removed(comparison: Comparison) -> Change:
     recorded = comparison.recorded
     assert recorded is not None
-    if comparison.observed.status != "present":
-        return comparison.forgotten("no enrollment server is on the host any more")
     params = {"lineage": recorded.spec["lineage"]}
     call = Call(
         Method.ENROLLMENT_REMOVE, params, "stop the server, remove keys, tokens and ledger", deadline_s=_DEADLINE_S
     )
-    return comparison.change(
-        "delete",
-        "asked for" if comparison.context.mode == "destroy" else "sb.yml names no enrollment server on this host",
-        calls=[call] if comparison.runtime_stays else [],
-        leaves=gone_leaves(fields_for_reader(recorded.spec)),
-        blast_radius=action_radius("enrollment", "delete"),
+    return comparison.removed(
+        call,
+        fields_for_reader(recorded.spec),
+        gone="no enrollment server is on the host any more",
+        why="sb.yml names no enrollment server on this host",
     )

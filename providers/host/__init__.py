@@ -21,6 +21,8 @@ __all__ = ["HostProvider"]
 
 
 class HostProvider(OneForm):
+    """Plans and changes whose a machine is."""
+
     kind: ClassVar[str] = "host"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

@@ -20,6 +20,8 @@ __all__ = ["OriginProvider"]
 
 
 class OriginProvider(OneForm):
+    """Plans the hostnames of a host's API, which its bundle carries."""
+
     kind: ClassVar[str] = "origin"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

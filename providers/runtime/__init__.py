@@ -19,6 +19,8 @@ __all__ = ["RuntimeProvider"]
 
 
 class RuntimeProvider(OneForm):
+    """Plans and changes the daemon of a host."""
+
     kind: ClassVar[str] = "runtime"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

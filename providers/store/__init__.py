@@ -20,6 +20,8 @@ __all__ = ["StoreProvider"]
 
 
 class StoreProvider(OneForm):
+    """Plans and changes the cluster's store on a host."""
+
     kind: ClassVar[str] = "store"
     desired = staticmethod(spec.desired)
     diff = staticmethod(changes.diff)

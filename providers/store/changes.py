@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from providers.comparison import Blocked, Call, Comparison, gone_leaves, new_leaves, transfer_deadline_s
+from providers.comparison import Blocked, Call, Comparison, new_leaves, transfer_deadline_s
 from providers.store.spec import fields_for_reader, users_only
 from sbctl.base.errors import EngineError
 from sbctl.base.truths import Desired, Recorded
@@ -152,14 +152,11 @@ def _own_program(comparison: Comparison, wanted: str) -> Blocked | None:
 def _removed(comparison: Comparison) -> Change:
     recorded = comparison.recorded
     assert recorded is not None
-    if comparison.observed.status != "present":
-        return comparison.forgotten("no store is on the host any more")
     params = {"lineage": recorded.spec["lineage"]}
     call = Call(Method.STORE_REMOVE, params, "stop the store, remove its data", deadline_s=_DEADLINE_S)
-    return comparison.change(
-        "delete",
-        "asked for" if comparison.context.mode == "destroy" else "the host is no authority of a cluster any more",
-        calls=[call] if comparison.runtime_stays else [],
-        leaves=gone_leaves(fields_for_reader(recorded.spec)),
-        blast_radius=action_radius("store", "delete"),
+    return comparison.removed(
+        call,
+        fields_for_reader(recorded.spec),
+        gone="no store is on the host any more",
+        why="the host is no authority of a cluster any more",
     )
