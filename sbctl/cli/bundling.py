@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from providers.bundle.spec import content_of
 from providers.runtime.spec import runtime_config
@@ -13,6 +14,7 @@ from sbctl.base.errors import InputError
 from sbctl.base.fs import read_bounded, write_atomic
 from sbctl.base.ids import Address
 from sbctl.base.limits import BUNDLE_MAX_BYTES
+from sbctl.base.naming import naming
 from sbctl.cli.planning import desired_of
 from sbctl.cli.signing import require_member
 from sbctl.cli.workspace import Workspace
@@ -23,6 +25,8 @@ from sbctl.trust.verifier import VerifiedBundle, parse_bundle, verify_bundle
 
 __all__ = ["export_bundle", "read_unverified", "verified", "write_unsigned"]
 
+_WRITTEN_BY: Final = "sbctl bundle export writes one"
+
 
 def _text(path: Path) -> str:
     return read_bounded(path, max_bytes=BUNDLE_MAX_BYTES * 2).decode("utf-8", "replace")
@@ -30,17 +34,19 @@ def _text(path: Path) -> str:
 
 def read_unverified(path: Path) -> tuple[BundlePayload, tuple[str, ...]]:
     """The payload and the claimed key ids, for showing only. Raises InputError."""
-    kind, payload, claimed = unverified_payload(_text(path), max_bytes=BUNDLE_MAX_BYTES)
-    if kind != BUNDLE_PAYLOAD_TYPE:
-        raise InputError("bundle.invalid", "this envelope does not hold a bundle", place=str(path))
-    return parse_bundle(payload), claimed
+    with naming(str(path), next_step=_WRITTEN_BY):
+        kind, payload, claimed = unverified_payload(_text(path), max_bytes=BUNDLE_MAX_BYTES)
+        if kind != BUNDLE_PAYLOAD_TYPE:
+            raise InputError("bundle.invalid", "this envelope does not hold a bundle")
+        return parse_bundle(payload), claimed
 
 
 def verified(workspace: Workspace, path: Path, host: str) -> VerifiedBundle:
     """As `host` would judge it, apart from its fence. Raises RefusedError, InputError."""
     state = workspace.require_state()
     trust = TrustSet(lineage=state.lineage, key_epoch=state.key_epoch, signers=dict(state.signers))
-    return verify_bundle(_text(path), trust=trust, scope=host, fence=None, now=workspace.clock.now())
+    with naming(str(path), next_step=_WRITTEN_BY):
+        return verify_bundle(_text(path), trust=trust, scope=host, fence=None, now=workspace.clock.now())
 
 
 def write_unsigned(workspace: Workspace, host: str, out: Path) -> None:

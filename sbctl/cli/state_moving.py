@@ -8,6 +8,7 @@ import socket
 from sbctl.base import strict_json
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.limits import STATE_DOCUMENT_MAX_BYTES
+from sbctl.base.naming import naming
 from sbctl.cli.fleet_setup import held_state
 from sbctl.cli.sharing import declared_settings, session_of, vault_of
 from sbctl.cli.workspace import Workspace
@@ -88,18 +89,23 @@ def rekey(
     return settings
 
 
-def push(workspace: Workspace, data: bytes, *, force: bool, lock_timeout_s: float) -> int:
-    """Take a document in: `state.v1`, or a shared one (an errored run of another checkout), sealed or not. Returns the serial."""
-    raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
+def push(workspace: Workspace, data: bytes, *, place: str, force: bool, lock_timeout_s: float) -> int:
+    """Take a document in: `state.v1`, or a shared one (an errored run of another checkout), sealed or not. Returns the serial.
+
+    `place` is where it came from, for messages.
+    """
+    with naming(place, next_step="give what sbctl state pull printed, or a backup.json or errored.json of .sbctl"):
+        raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
     if is_sealed(raw):
         vault = workspace.sharing.vault if workspace.sharing is not None else vault_of(workspace, None, lenient=True)
-        data = vault.open_any(data, place="the document")
+        data = vault.open_any(data, place=place)
         raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
     info = run_info("state push", workspace.environ, workspace.directory)
     with held_state(workspace, "sbctl state push", lock_timeout_s, overrule=force):
         if not (isinstance(raw, dict) and raw.get("format") == FORMAT):
-            return workspace.store.import_document(data, force=force, info=info)
-        shared = parse_shared(data, place="the document")
+            return workspace.store.import_document(data, place=place, force=force, info=info)
+        shared = parse_shared(data, place=place)
         if workspace.sharing is not None and workspace.sharing.accept(shared):
             return shared.serial
-        return workspace.store.import_document(dump_document(shared.raw["state"]), force=force, info=info)
+        inner = dump_document(shared.raw["state"])
+        return workspace.store.import_document(inner, place=place, force=force, info=info)

@@ -74,6 +74,7 @@ def saved_payload(plan: Plan) -> bytes:
         raise InputError(
             "plan.not_saveable",
             f"a plan made by {'--no-refresh' if plan.offline else plan.mode} cannot be applied later",
+            next_step="save one that looked at the hosts: sbctl plan --out FILE",
         )
     body = {
         "format_version": PLAN_FORMAT_VERSION,

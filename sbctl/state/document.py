@@ -7,6 +7,7 @@ each secret as changed once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -32,6 +33,7 @@ __all__ = [
     "document_of",
     "dump_document",
     "first_problem",
+    "flaw_of",
     "parse_document",
 ]
 
@@ -171,6 +173,19 @@ def first_problem(error: ValidationError) -> str:
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
+def flaw_of(
+    raw: Mapping[str, Any], form: str, *, version_field: str, known: int
+) -> Literal["foreign", "newer", "cut"] | None:
+    """Why this is no document that can be read here: of another form, of a later version than the known one, or its digest is not its content's."""
+    if raw.get("format") != form:
+        return "foreign"
+    version = raw.get(version_field)
+    if isinstance(version, int) and version > known:
+        return "newer"
+    content = {key: value for key, value in raw.items() if key != "digest"}
+    return None if raw.get("digest") == fingerprint(content) else "cut"
+
+
 def parse_document(data: bytes, *, place: str = "state document") -> StateDocument:
     """Raises InputError `state.document_invalid`, StateError `state.document_corrupt` or `state.too_new`."""
     return document_from(strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES), place=place)
@@ -178,18 +193,18 @@ def parse_document(data: bytes, *, place: str = "state document") -> StateDocume
 
 def document_from(raw: object, *, place: str) -> StateDocument:
     """`parse_document` for what was read already."""
-    if not isinstance(raw, dict) or raw.get("format") != "sbctl.state":
+    fields: Mapping[str, Any] = raw if isinstance(raw, dict) else {}
+    flaw = flaw_of(fields, "sbctl.state", version_field="schema_version", known=SCHEMA_VERSION)
+    if flaw == "foreign":
         raise _invalid("this is not a state document of sbctl", place)
-    version = raw.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    if flaw == "newer":
         raise StateError(
             "state.too_new",
-            f"the document has format {version}; this sbctl knows formats up to {SCHEMA_VERSION}",
+            f"the document has format {fields['schema_version']}; this sbctl knows formats up to {SCHEMA_VERSION}",
             place=place,
             next_step="push it with the sbctl that wrote it, or a newer one",
         )
-    content = {key: value for key, value in raw.items() if key != "digest"}
-    if raw.get("digest") != fingerprint(content):
+    if flaw == "cut":
         raise StateError(
             "state.document_corrupt",
             "the digest of the document does not match its content: it was cut or edited",
@@ -197,7 +212,7 @@ def document_from(raw: object, *, place: str) -> StateDocument:
             next_step="pull it again; to change a state use `sbctl state rm` and `sbctl state import`",
         )
     try:
-        document = StateDocument.model_validate(raw)
+        document = StateDocument.model_validate(fields)
     except ValidationError as error:
         raise _invalid(first_problem(error), place) from None
     addresses = [entry.address for entry in document.resources]

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sbctl.base import fs
 from sbctl.base.errors import StateError
@@ -36,8 +36,6 @@ from sbctl.state.rows import Head, Rows, Table, read_head, read_verified
 from sbctl.state.shared_document import SharedState, mirror
 
 __all__ = ["DAMAGE", "found", "found_shared", "merge", "rebuild", "refuse_push"]
-
-Json = dict[str, Any]
 
 DAMAGE: Final = frozenset({"state.missing", "state.empty", "state.corrupt", "state.regressed", "state.foreign"})
 """What a forced push repairs. A state of a newer format is not damaged."""

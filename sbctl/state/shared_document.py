@@ -34,6 +34,7 @@ from sbctl.state.document import (
     document_from,
     document_of,
     first_problem,
+    flaw_of,
 )
 from sbctl.state.journal import note, pack, unpack
 from sbctl.state.rows import Rows
@@ -249,17 +250,18 @@ def _invalid(what: str, place: str) -> InputError:
 def parse_shared(data: bytes, *, place: str) -> SharedState:
     """Raises InputError `json.*`, `state.document_invalid`; StateError `state.document_corrupt`, `state.too_new`."""
     raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+    fields: Json = raw if isinstance(raw, dict) else {}
+    flaw = flaw_of(fields, FORMAT, version_field="version", known=VERSION)
+    if flaw == "foreign":
         raise _invalid("another program's document stands there", place)
-    if isinstance(raw.get("version"), int) and raw["version"] > VERSION:
+    if flaw == "newer":
         raise StateError(
             "state.too_new",
-            f"the shared state has format {raw['version']}; this sbctl knows formats up to {VERSION}",
+            f"the shared state has format {fields['version']}; this sbctl knows formats up to {VERSION}",
             place=place,
             next_step="use the sbctl that wrote it, or a newer one",
         )
-    content = {key: value for key, value in raw.items() if key != "digest"}
-    if raw.get("digest") != fingerprint(content):
+    if flaw == "cut":
         raise StateError(
             "state.document_corrupt",
             "the digest of the shared state does not match its content: it was cut or edited",
@@ -267,12 +269,12 @@ def parse_shared(data: bytes, *, place: str) -> SharedState:
             next_step="take an older copy from the server's own history, then: sbctl state push --force FILE",
         )
     try:
-        document = _SharedDocument.model_validate(raw)
+        document = _SharedDocument.model_validate(fields)
     except ValidationError as error:
         raise _invalid(first_problem(error), place) from None
     state = document_from(document.state, place=place)
     _check_whole(document, state, place)
-    return SharedState(state, raw)
+    return SharedState(state, fields)
 
 
 def _check_whole(document: _SharedDocument, state: StateDocument, place: str) -> None:

@@ -191,7 +191,12 @@ class StateStore:
         """A new lineage with serial 0. Raises StateError `state.exists`."""
         self._require_lock()
         if self.exists():
-            raise StateError("state.exists", "a state is here already", place=str(self.paths.directory))
+            raise StateError(
+                "state.exists",
+                "a state is here already",
+                place=str(self.paths.directory),
+                next_step="use it: sbctl plan; another fleet needs a directory of its own",
+            )
         create_state(self.paths, fleet_name)
         self._open_writer()
         self._keep_backup()
@@ -350,13 +355,15 @@ class StateStore:
             info, lambda rows: put_signers(rows, signers, key_epoch, self._clock.now()), lambda desired: desired
         )
 
-    def import_document(self, data: bytes, *, force: bool = False, info: RunInfo | None = None) -> int:
+    def import_document(
+        self, data: bytes, *, place: str = "state document", force: bool = False, info: RunInfo | None = None
+    ) -> int:
         """Take a `state.v1` document in, by the table of `sbctl.state.importing`; returns the serial that is current then.
 
         Raises InputError `state.document_invalid`, StateError `state.document_corrupt`, and what the table refuses.
         """
         run_info = self._info(info)
-        document = parse_document(data)
+        document = parse_document(data, place=place)
         if self._run is not None:
             raise StateError("state.run_open", f"run {self._run.serial} is still open in this process")
         if not self.exists():

@@ -85,7 +85,12 @@ class HttpBackend:
         if status in (409, 423):
             raise lock_lost(self.place, Ticket.parse(body))
         if status == 412:
-            raise StateError("state.conflict", "somebody else wrote the shared state meanwhile", place=self.place)
+            raise StateError(
+                "state.conflict",
+                "somebody else wrote the shared state meanwhile",
+                place=self.place,
+                next_step="run the command again: it reads the state anew, and the hosts before it acts",
+            )
         if status not in (200, 201, 202, 204):
             raise self._unexpected(self._settings.update_method, status)
 
@@ -169,7 +174,10 @@ class HttpBackend:
                     if max_bytes == _ANSWER_MAX_BYTES:
                         break
                     raise StateError(
-                        "state.too_large", f"the server sends more than {max_bytes} bytes", place=self.place
+                        "state.too_large",
+                        f"the server sends more than {max_bytes} bytes",
+                        place=self.place,
+                        next_step="check fleet.state.address: a state document is never that long",
                     )
                 chunks.append(chunk)
             return response.status_code, response.headers, b"".join(chunks)
@@ -203,7 +211,10 @@ def _verification(settings: StateSettings) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError):
         raise InputError(
-            "state.ca_file", "fleet.state.ca_file is not a file of PEM certificates", place=settings.ca_file
+            "state.ca_file",
+            "fleet.state.ca_file is not a file of PEM certificates",
+            place=settings.ca_file,
+            next_step="give the path of the CA's certificate, relative to sb.yml",
         ) from None
 
 

@@ -126,4 +126,9 @@ def locked(place: str, holder: Ticket | None) -> LockedError:
 
 def lock_lost(place: str, holder: Ticket | None = None) -> LockedError:
     by = f"; {holder.who} ({holder.operation}) holds it since {holder.created}" if holder is not None else ""
-    return LockedError("state.lock_lost", f"the lock on the shared state is no longer ours{by}", place=place)
+    return LockedError(
+        "state.lock_lost",
+        f"the lock on the shared state is no longer ours{by}",
+        place=place,
+        next_step="run the command again once nobody else holds it: it reads the hosts before it acts",
+    )

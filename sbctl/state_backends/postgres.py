@@ -86,7 +86,10 @@ class PostgresBackend:
                 return None
             if row[0] > STATE_DOCUMENT_MAX_BYTES:
                 raise StateError(
-                    "state.too_large", f"the row holds more than {STATE_DOCUMENT_MAX_BYTES} bytes", place=self.place
+                    "state.too_large",
+                    f"the row holds more than {STATE_DOCUMENT_MAX_BYTES} bytes",
+                    place=self.place,
+                    next_step="check fleet.state.address: a state document is never that long",
                 )
             data, sha256 = session.execute(self._sql("SELECT document, sha256 FROM {table}")).fetchone() or (b"", "")
         if sha256_bytes(bytes(data)) != sha256:
@@ -106,7 +109,12 @@ class PostgresBackend:
                 return
             if self._holder_pid(session) != session.info.backend_pid:
                 raise lock_lost(self.place, self._said_holder(session))
-        raise StateError("state.conflict", "somebody else wrote the shared state meanwhile", place=self.place)
+        raise StateError(
+            "state.conflict",
+            "somebody else wrote the shared state meanwhile",
+            place=self.place,
+            next_step="run the command again: it reads the state anew, and the hosts before it acts",
+        )
 
     def lock(self, ticket: Ticket) -> None:
         with self._session() as session:
@@ -241,11 +249,20 @@ def _translated(error: psycopg.Error, place: str) -> SbctlError:
             next_step="log in as the role that owns it (fleet.state.username), or have its owner grant SELECT, INSERT and UPDATE",
         )
     if code.startswith("53") or code in ("25006", "57014"):
-        return SbctlError("state.server_failed", f"the database refused to work ({code})", place=place, retryable=True)
+        return SbctlError(
+            "state.server_failed",
+            f"the database refused to work ({code})",
+            place=place,
+            retryable=True,
+            next_step="see why in the log of the database, then run the command again",
+        )
     if isinstance(error, psycopg.OperationalError) or code.startswith(("08", "57")):
         return _not_connected(str(error), place)
     return StateError(
-        "state.server_failed", f"the database answered with an error ({code or type(error).__name__})", place=place
+        "state.server_failed",
+        f"the database answered with an error ({code or type(error).__name__})",
+        place=place,
+        next_step="look at the log of the database",
     )
 
 

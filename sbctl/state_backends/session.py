@@ -244,6 +244,7 @@ class SharedSession:
             "state.conflict",
             "somebody else wrote the shared state while this run had its lock",
             place=self.place,
+            next_step="see who works without the lock, then run the command again: it reads the hosts before it acts",
         )
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from sbctl.base import strict_json
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import RefusedError, StateError
 from sbctl.base.limits import STATE_DOCUMENT_MAX_BYTES
+from sbctl.base.naming import naming
 from sbctl.base.secret import Secret
 from sbctl.state.settings import EncryptionSettings
 from sbctl.state.shared_document import SharedState, parse_shared
@@ -102,7 +103,8 @@ class Vault:
 
     def load(self, data: bytes, *, place: str) -> SharedState:
         """The shared document. Raises also RefusedError `state.not_encrypted`, `state.encrypted`."""
-        raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
+        with naming(place, next_step="check fleet.state: its address must be this fleet's own"):
+            raw = strict_json.loads(data, max_bytes=STATE_DOCUMENT_MAX_BYTES)
         sealed = is_sealed(raw)
         if not self._lenient and self.encrypts and not sealed:
             raise RefusedError(

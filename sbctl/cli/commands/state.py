@@ -118,10 +118,10 @@ def push(
     from sbctl.views.console import note
 
     if str(document) == "-":
-        data = sys.stdin.buffer.read(STATE_DOCUMENT_MAX_BYTES + 1)
+        data, place = sys.stdin.buffer.read(STATE_DOCUMENT_MAX_BYTES + 1), "standard input"
     else:
-        data = read_bounded(document, max_bytes=STATE_DOCUMENT_MAX_BYTES)
-    serial = take_in(Workspace(file), data, force=force, lock_timeout_s=lock_timeout)
+        data, place = read_bounded(document, max_bytes=STATE_DOCUMENT_MAX_BYTES), str(document)
+    serial = take_in(Workspace(file), data, place=place, force=force, lock_timeout_s=lock_timeout)
     note(f"the state is at serial {serial}")
     return ExitCode.DONE
 
