@@ -49,6 +49,8 @@ EVENT_SCHEMA_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
+    """The first event of a run."""
+
     type: ClassVar[str] = "run_started"
     serial: int
     mode: str
@@ -134,6 +136,8 @@ class ChangeDone:
 
 @dataclass(frozen=True, slots=True)
 class ChangeFailed:
+    """A change did not come to its end. `step`: the one that did not; None: none had begun."""
+
     type: ClassVar[str] = "change_failed"
     host: str
     address: Address
@@ -157,6 +161,8 @@ class ChangeSkipped:
 
 @dataclass(frozen=True, slots=True)
 class HostFinished:
+    """Nothing more happens on this host in this run. `counts`: changes by their end; `degraded`: deployments that do not serve as asked."""
+
     type: ClassVar[str] = "host_finished"
     host: str
     status: str
@@ -166,6 +172,8 @@ class HostFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunningNow:
+    """One host that is busy, for so many seconds."""
+
     host: str
     what: str
     since_s: float
@@ -181,6 +189,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
+    """Somebody asked the run to stop. `hard`: not even the steps under way are waited for."""
+
     type: ClassVar[str] = "cancel_requested"
     signal: str
     hard: bool
@@ -197,6 +207,8 @@ class RolloutPaused:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
+    """The last event of a run."""
+
     type: ClassVar[str] = "run_finished"
     serial: int
     status: str

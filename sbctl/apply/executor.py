@@ -68,9 +68,7 @@ def execute(
         )
     )
     try:
-        for recorded in given_up:
-            if not recorded.pending_delete:
-                journal.record(replace(recorded, pending_delete=True))
+        _note_given_up(given_up, journal)
         Walk(chains, hosts_needed(units), rollout, context).run()
     except JournalFailedError as failure:
         board.journal_error = failure.error
@@ -79,6 +77,12 @@ def execute(
     finally:
         board.drop_all_sessions()
     return _conclude(plan, chains, context)
+
+
+def _note_given_up(given_up: Iterable[Recorded], journal: GuardedJournal) -> None:
+    for recorded in given_up:
+        if not recorded.pending_delete:
+            journal.record(replace(recorded, pending_delete=True))
 
 
 def _conclude(plan: Plan, chains: Mapping[str, HostChain], context: RunContext) -> ApplyResult:

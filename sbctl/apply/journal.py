@@ -105,6 +105,8 @@ class GuardedJournal:
             raise JournalFailedError(error) from error
         except Exception as error:
             reason = StateError(
-                "state.write_failed", f"the state could not be written: {type(error).__name__}: {error}"
+                "state.write_failed",
+                f"the state could not be written: {type(error).__name__}: {error}",
+                next_step="look at the disk that holds .sbctl, then run the command again: it reads the hosts before it acts",
             )
             raise JournalFailedError(reason) from error

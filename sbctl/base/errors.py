@@ -153,55 +153,73 @@ class SbctlError(Exception):
 
 
 class InterruptedBySignal(SbctlError):  # noqa: N818 - it is an event, not a fault
+    """The user or the system stopped us; the state is consistent."""
+
     exit_code = ExitCode.INTERRUPTED
 
 
 class InputError(SbctlError):
+    """sb.yml, a catalog, a plan or another input is invalid."""
+
     exit_code = ExitCode.INVALID
 
 
 class StalePlanError(SbctlError):
+    """A saved plan no longer matches the truth it was made from."""
+
     exit_code = ExitCode.STALE
 
 
 class LockedError(SbctlError):
+    """Somebody else holds the state or a host."""
+
     exit_code = ExitCode.LOCKED
 
 
 class RefusedError(SbctlError):
+    """A policy, a node or a missing right says no."""
+
     exit_code = ExitCode.REFUSED
 
 
 class UnreachableError(SbctlError):
+    """A host or a runtime cannot be reached."""
+
     exit_code = ExitCode.UNREACHABLE
 
 
 class DegradedError(SbctlError):
+    """Applied, but a node is degraded."""
+
     exit_code = ExitCode.DEGRADED
 
 
 class UsageError(SbctlError):
+    """Wrong usage of the command line."""
+
     exit_code = ExitCode.USAGE
 
 
 class HostError(SbctlError):
-    pass
+    """A step on a host failed."""
 
 
 class ArtifactError(SbctlError):
-    pass
+    """Bytes could not be fetched, verified or stored."""
 
 
 class EngineError(SbctlError):
-    pass
+    """An engine could not be provisioned, started or stopped."""
 
 
 class StateError(SbctlError):
+    """The recorded truth is damaged, foreign, older or newer than we can trust."""
+
     exit_code = ExitCode.INVALID
 
 
 class DurabilityUnknownError(SbctlError):
-    pass
+    """A write may or may not have reached the disk; read before acting."""
 
 
 @dataclass(frozen=True)

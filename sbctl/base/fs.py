@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _TEMP_PREFIX: Final = ".sbctl-tmp-"
-
+_ASIDE: Final = "look what it is and move it away, then run the command again"
 
 OPS: FileOps = FileOps()
 
@@ -108,7 +108,9 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise SbctlError("disk.not_a_file", "something that is not a regular file stands here", place=str(path))
+            raise SbctlError(
+                "disk.not_a_file", "something that is no regular file stands here", place=str(path), next_step=_ASIDE
+            )
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -179,7 +181,7 @@ def ensure_directory(path: Path, *, mode: int = 0o700) -> None:
     except FileExistsError as error:
         if not path.is_dir():
             raise SbctlError(
-                "disk.not_a_directory", "something that is not a directory stands here", place=str(path)
+                "disk.not_a_directory", "something that is no directory stands here", place=str(path), next_step=_ASIDE
             ) from error
         return
     except OSError as error:
@@ -215,7 +217,12 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
             "file.missing", "there is no such file", place=str(path), next_step="check the path"
         ) from error
     except OSError as error:
-        raise InputError("file.unreadable", f"the file cannot be opened: {error.strerror}", place=str(path)) from error
+        raise InputError(
+            "file.unreadable",
+            f"the file cannot be opened: {error.strerror}",
+            place=str(path),
+            next_step="see whether this user may read the file, and every directory above it",
+        ) from error
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -356,7 +363,12 @@ def remove_tree(path: Path) -> bool:
                     os.chmod(directory, 0o700)
     shutil.rmtree(doomed, ignore_errors=True)
     if doomed.exists():
-        raise SbctlError("disk.failed", "the directory could not be removed whole", place=str(doomed))
+        raise SbctlError(
+            "disk.failed",
+            "the directory could not be removed whole",
+            place=str(doomed),
+            next_step="see whether something writes or is mounted in it, and remove it by hand",
+        )
     return True
 
 

@@ -37,6 +37,8 @@ _FINAL: Final = frozenset({"enroll.denied", "enroll.request_refused"})
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
+    """The identity that a server gave, and where it stands."""
+
     directory: Path
     identity: NodeIdentity
 

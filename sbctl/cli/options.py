@@ -42,6 +42,8 @@ __all__ = [
 
 
 class OutputFormat(StrEnum):
+    """Of commands that people and scripts read."""
+
     TEXT = "text"
     JSON = "json"
 
@@ -56,6 +58,8 @@ class ReportFormat(StrEnum):
 
 
 class PlanFormat(StrEnum):
+    """Of commands that show a plan."""
+
     TEXT = "text"
     JSON = "json"
     MARKDOWN = "markdown"
@@ -64,6 +68,8 @@ class PlanFormat(StrEnum):
 
 
 class Radius(StrEnum):
+    """What users of the fleet may notice at the most."""
+
     HITLESS = "hitless"
     RELOAD = "reload"
     RESTART = "restart"

@@ -33,6 +33,8 @@ _Consistency = Literal["one", "quorum", "all"]
 
 
 class ClusterSecurityModel(Block):
+    """How SBproxy's nodes prove themselves to each other; here fleet.identity does that."""
+
     noun: ClassVar[str] = "cluster security"
 
     mode: Literal["mtls", "shared_key"] = Field(description="mtls for production, shared_key for local fixtures.")
@@ -48,6 +50,8 @@ class ClusterSecurityModel(Block):
 
 
 class EnrollmentModel(Block):
+    """Enrollment as SBproxy has it; here fleet.identity.enroll."""
+
     noun: ClassVar[str] = "enrollment"
 
     authority_dir: FilePath | None = Field(
@@ -56,6 +60,8 @@ class EnrollmentModel(Block):
 
 
 class DeploymentAuthorityModel(Block):
+    """Keys of SBproxy's deployment bundles; here fleet.trust."""
+
     noun: ClassVar[str] = "the deployment authority"
 
     verifying_key_file: FilePath | None = Field(default=None, description="Public key that bundles verify under.")
@@ -63,6 +69,8 @@ class DeploymentAuthorityModel(Block):
 
 
 class ClusterReplicationModel(Block):
+    """Replication of SBproxy's own state; here the store's."""
+
     noun: ClassVar[str] = "cluster replication"
 
     factor: int = Field(default=2, ge=1, le=8, description="Copies of each entry.")
@@ -75,6 +83,8 @@ class ClusterReplicationModel(Block):
 
 
 class ClusterStoreModel(Block):
+    """The store that nodes of the cluster share: NATS on the authority hosts."""
+
     noun: ClassVar[str] = "the cluster's store"
 
     port: Port = Field(default=4222, description="TCP port where nodes reach the store.")
@@ -91,6 +101,8 @@ class ClusterStoreModel(Block):
 
 
 class ClusterModel(Block):
+    """What makes the hosts one cluster."""
+
     noun: ClassVar[str] = "the cluster"
 
     cluster_id: Id = Field(description="Name of the cluster, the same on every node.")

@@ -156,6 +156,8 @@ class CompiledStandIn:
 
 @dataclass(frozen=True, slots=True)
 class CompiledOrigin:
+    """One hostname of the API: its public names, and what answers them."""
+
     hostname: str
     routes: tuple[PublicRoute, ...]
     default_model: str | None = None

@@ -49,6 +49,8 @@ Reference = Annotated[
 
 
 class EgressModel(Block):
+    """How hosts reach the outside."""
+
     noun: ClassVar[str] = "egress"
 
     proxy: Address | None = Field(

@@ -28,6 +28,8 @@ SecretReference = Annotated[
 
 
 class FileShape(Block):
+    """sb.yml as a whole."""
+
     noun: ClassVar[str] = "sb.yml"
 
     required_sbctl: PlainText | None = Field(

@@ -80,6 +80,8 @@ AddressRange = Annotated[
 
 
 class PythonModel(Block):
+    """A Python that is sent to hosts."""
+
     noun: ClassVar[str] = "a standalone Python"
 
     path: FilePath = Field(
@@ -89,6 +91,8 @@ class PythonModel(Block):
 
 
 class RuntimeModel(Block):
+    """The daemon on the hosts."""
+
     noun: ClassVar[str] = "the runtime"
 
     version: Version | None = Field(
@@ -101,6 +105,8 @@ class RuntimeModel(Block):
 
 
 class TrustModel(Block):
+    """Who may sign desired state."""
+
     noun: ClassVar[str] = "trust"
 
     signers: dict[Id, PublicKey] = Field(
@@ -109,6 +115,8 @@ class TrustModel(Block):
 
 
 class ApiKeyModel(Block):
+    """Somebody who may use the API, and how much."""
+
     noun: ClassVar[str] = "an API key"
 
     sha256: HexDigest = Field(description="SHA-256 of the key; the key itself is never written here.")
@@ -124,6 +132,8 @@ class ApiKeyModel(Block):
 
 
 class OverlayModel(Block):
+    """What hosts have in common unless they say otherwise."""
+
     noun: ClassVar[str] = "fleet defaults"
 
     roles: Items[Role] | None = Field(
@@ -157,10 +167,14 @@ class OverlayModel(Block):
 
 
 class GroupModel(OverlayModel):
+    """What the hosts of one group have in common."""
+
     noun: ClassVar[str] = "a group"
 
 
 class HostModel(OverlayModel):
+    """One machine."""
+
     noun: ClassVar[str] = "a host"
 
     address: AddressRange = Field(description="How SSH reaches the host; local is this machine. Ranges as in the name.")
@@ -191,6 +205,8 @@ ProtectedPattern = Annotated[
 
 
 class FleetModel(Block):
+    """Which machines there are, and how sbctl reaches and changes them."""
+
     noun: ClassVar[str] = "the fleet"
 
     name: Id | None = Field(

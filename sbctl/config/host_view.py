@@ -55,6 +55,8 @@ class HostView:
 
 
 class OriginsShape(Block):
+    """The hostnames of the file, read apart from the rest of it."""
+
     noun: ClassVar[str] = "origins"
 
     origins: dict[OriginName, OriginModel] = Field(default_factory=dict)

@@ -26,6 +26,8 @@ _ON_NODE: Final = "node-file:"
 
 
 class EnrollModel(Block):
+    """The server that gives identities to hosts with a token."""
+
     noun: ClassVar[str] = "the enrollment server"
 
     host: Id = Field(description="The host it runs on; it has the role authority.")
@@ -37,6 +39,8 @@ class EnrollModel(Block):
 
 
 class IdentityModel(Block):
+    """Who gives hosts their identity."""
+
     noun: ClassVar[str] = "identities of hosts"
 
     mode: Literal["authority", "manual"] = Field(

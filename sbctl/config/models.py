@@ -49,6 +49,8 @@ _YEAR_S = 31_536_000
 
 
 class CacheModel(Block):
+    """Where a host keeps weights, and how much of them."""
+
     noun: ClassVar[str] = "the model cache"
 
     directory: AbsolutePath | None = Field(
@@ -65,6 +67,8 @@ class CacheModel(Block):
 
 
 class EngineModel(Block):
+    """How an engine gets onto hosts, and is started."""
+
     noun: ClassVar[str] = "an engine"
 
     launch: Literal["binary", "container", "uv", "wheel"] = Field(
@@ -92,6 +96,8 @@ class EngineModel(Block):
 
 
 class ChunkedPrefillModel(Block):
+    """How long prompts are read in parts."""
+
     noun: ClassVar[str] = "chunked prefill"
 
     max_batched_tokens: Annotated[int, Field(gt=0)] | None = Field(default=None, description="Tokens in one batch.")
@@ -101,6 +107,8 @@ class ChunkedPrefillModel(Block):
 
 
 class LoraModel(Block):
+    """An adapter over the weights of a deployment."""
+
     noun: ClassVar[str] = "a LoRA adapter"
 
     model: PlainText = Field(description="Which adapter, by its id in the catalog; a GGUF file made for this model.")
@@ -111,6 +119,8 @@ class LoraModel(Block):
 
 
 class DeploymentModel(Block):
+    """A model to serve: which, how often, and how."""
+
     noun: ClassVar[str] = "a deployment"
 
     model: PlainText = Field(description="Which model, by its id in the catalog.")
@@ -193,6 +203,8 @@ class DeploymentModel(Block):
 
 
 class ModelHostModel(Block):
+    """The models that hosts serve, and with what."""
+
     noun: ClassVar[str] = "the model host"
 
     authority: Literal["file_managed", "admin_managed", "cluster_authority"] = Field(
@@ -235,6 +247,8 @@ class ModelHostModel(Block):
 
 
 class AdminTlsModel(Block):
+    """The certificate of the admin API."""
+
     noun: ClassVar[str] = "admin TLS"
 
     cert: FilePath = Field(
@@ -246,6 +260,8 @@ class AdminTlsModel(Block):
 
 
 class OperatorModel(Block):
+    """Somebody who may use the admin API."""
+
     noun: ClassVar[str] = "an admin operator"
 
     username: PlainText = Field(description="Name in the audit log.")
@@ -259,6 +275,8 @@ class OperatorModel(Block):
 
 
 class AdminModel(Block):
+    """The admin API of the runtime."""
+
     noun: ClassVar[str] = "the admin API"
 
     enabled: bool = Field(default=False, description="Serve the admin API of the runtime.")
@@ -297,6 +315,8 @@ class AdminModel(Block):
 
 
 class ProxyModel(Block):
+    """What the runtime of a host serves, and where."""
+
     noun: ClassVar[str] = "proxy"
 
     http_bind_port: Port = Field(default=8080, description="Port of the OpenAI-compatible API.")

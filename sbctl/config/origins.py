@@ -27,6 +27,8 @@ OriginName = HostName
 
 
 class ProviderModel(Block):
+    """A deployment of this file that answers requests."""
+
     noun: ClassVar[str] = "a managed provider"
 
     name: PlainText = Field(description="Name of the provider, for logs and metrics.")
@@ -50,6 +52,8 @@ class ProviderModel(Block):
 
 
 class ServingProviderModel(Block):
+    """A provider that hosts its models itself, SBproxy's older way."""
+
     model_config = ConfigDict(extra="allow", defer_build=True)
     noun: ClassVar[str] = "a serving provider"
 
@@ -127,6 +131,8 @@ Provider = Annotated[
 
 
 class AiActionModel(Block):
+    """An OpenAI-compatible API."""
+
     noun: ClassVar[str] = "an AI action"
 
     type: Literal["ai_proxy"] = Field(description="ai_proxy: an OpenAI-compatible API.")
@@ -134,6 +140,8 @@ class AiActionModel(Block):
 
 
 class OtherActionModel(Block):
+    """What another plane of SBproxy serves: kept, and not managed."""
+
     model_config = ConfigDict(extra="allow", defer_build=True)
     noun: ClassVar[str] = "an action of another plane"
 
@@ -155,6 +163,8 @@ Action = Annotated[
 
 
 class OriginModel(Block):
+    """One hostname, and what it does."""
+
     noun: ClassVar[str] = "an origin"
 
     action: Action = Field(description="What the hostname does.")

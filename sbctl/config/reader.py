@@ -69,7 +69,12 @@ def read_yaml(path: FilePath, *, max_bytes: int = CONFIG_MAX_BYTES) -> Document:
 def parse_yaml(data: bytes, name: str, *, max_bytes: int = CONFIG_MAX_BYTES) -> Document:
     """Parse bytes; `name` is how messages call the file. Raises only InputError `file.too_large`."""
     if len(data) > max_bytes:
-        raise InputError("file.too_large", f"the file is larger than the {max_bytes} bytes that are read", place=name)
+        raise InputError(
+            "file.too_large",
+            f"the file is larger than the {max_bytes} bytes that are read",
+            place=name,
+            next_step="see whether it is the right file; a long sb.yml may be split with include",
+        )
     text, complaint = _decode(data)
     document = Document(name, text)
     if complaint is not None:

@@ -160,7 +160,12 @@ class SecretResolver:
             name = reference.removeprefix("secret:")
             known = self._config.secrets.get(name)
             if known is None:
-                raise InputError("secret.unknown", f'sb.yml has no secret "{name}"', place=reference)
+                raise InputError(
+                    "secret.unknown",
+                    f'sb.yml has no secret "{name}"',
+                    place=reference,
+                    next_step="add it to secrets in sb.yml, or correct the reference",
+                )
             return self._sources.read(known.reference)
         if reference.startswith("inline:"):
             value = self._config.inline_secrets.get(reference)

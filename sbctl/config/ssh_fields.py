@@ -49,6 +49,8 @@ LoginSecret = Annotated[
 
 
 class BecomeModel(Block):
+    """How a login becomes root."""
+
     noun: ClassVar[str] = "become"
 
     method: Literal["sudo"] = Field(default="sudo", description="How the login becomes root.")
@@ -77,6 +79,8 @@ class _LoginModel(Block):
 
 
 class JumpModel(_LoginModel):
+    """A host in between, which sbctl does not manage."""
+
     noun: ClassVar[str] = "a jump"
 
     address: HostAddress | None = Field(default=None, description="How SSH reaches the jump. Unset: its name.")
@@ -87,6 +91,8 @@ class JumpModel(_LoginModel):
 
 
 class SshModel(_LoginModel):
+    """How to log in to hosts."""
+
     noun: ClassVar[str] = "ssh settings"
 
     become: Literal["sudo", "none"] | BecomeModel | None = Field(

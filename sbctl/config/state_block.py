@@ -84,6 +84,8 @@ SqlTable = Annotated[
 
 
 class EncryptionModel(Block):
+    """Who can read the shared state."""
+
     noun: ClassVar[str] = "the encryption of the state"
 
     recipients: Items[Recipient] = Field(
@@ -98,6 +100,8 @@ class EncryptionModel(Block):
 
 
 class StateModel(Block):
+    """Where the recorded truth is kept."""
+
     noun: ClassVar[str] = "the state"
 
     backend: Literal["local", "http", "postgres"] = Field(
@@ -216,7 +220,10 @@ def _settings(state: StateModel, document: Document) -> StateSettings:
         named = secrets.get(text.removeprefix("secret:")) if isinstance(secrets, dict) else None
         if not isinstance(named, str):
             raise InputError(
-                "config.unknown_secret", f'there is no secret "{text.removeprefix("secret:")}"', place=document.path
+                "config.unknown_secret",
+                f'there is no secret "{text.removeprefix("secret:")}"',
+                place=document.path,
+                next_step="add it to secrets in sb.yml, or correct the reference",
             )
         return named
 

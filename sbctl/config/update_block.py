@@ -41,6 +41,8 @@ HostsAtOnce = Annotated[
 
 
 class UpdateModel(Block):
+    """How many hosts change at once, and in which order."""
+
     noun: ClassVar[str] = "an update"
 
     max_unavailable: HostsAtOnce = Field(

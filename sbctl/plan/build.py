@@ -136,7 +136,11 @@ class _HostPlan:
     ) -> Change:
         planner = self.planners.get(address.kind)
         if planner is None:
-            raise InputError("plan.unknown_kind", f'nothing here knows the kind "{address.kind}" of {address}')
+            raise InputError(
+                "plan.unknown_kind",
+                f'nothing here knows the kind "{address.kind}" of {address}',
+                next_step="use the sbctl that recorded it, or a newer one",
+            )
         if self._stays_behind(desired, recorded):
             assert recorded is not None
             return _forgotten(recorded)

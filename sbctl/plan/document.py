@@ -54,6 +54,8 @@ class LeafDocument(_Part):
 
 
 class BlockedDocument(_Part):
+    """Why a change cannot be carried out."""
+
     code: str
     message: str
 
@@ -136,6 +138,8 @@ class NodeStandingDocument(_Part):
 
 
 class RolloutDocument(_Part):
+    """How far a deployment's rollout came in its cluster."""
+
     phase: str
     message: str = ""
 
@@ -326,7 +330,11 @@ def read_plan_document(raw: Mapping[str, Any]) -> PlanDocument:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise InputError("plan.invalid", f"the plan is not one that sbctl writes: {place}: {first['msg']}") from None
+        raise InputError(
+            "plan.invalid",
+            f"the plan is not one that sbctl writes: {place}: {first['msg']}",
+            next_step="plan again with this sbctl",
+        ) from None
 
 
 def _leaf_document(leaf: Leaf) -> dict[str, Any]:

@@ -19,6 +19,8 @@ __all__ = ["AuditRow", "audit_body", "audit_text"]
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
+    """What one host's audit log says of itself."""
+
     host: str
     answer: AuditAnswer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbctl.plan.document import PlanDocument, plan_document
+from sbctl.plan.document import PlanDocument, document_of
 from sbctl.plan.model import Plan
 from sbctl.plan.policy import Limits
 from sbctl.views.console import line_width, print_json, print_plain, result, talk
@@ -16,12 +16,12 @@ _NO_LIMITS = Limits()
 
 def print_plan(plan: Plan, limits: Limits = _NO_LIMITS, *, format: str = "text", explain: bool = False) -> None:  # noqa: A002
     """On stdout; `format` is text, json, markdown, github or junit."""
-    print_plan_document(PlanDocument.model_validate(plan_document(plan, limits)), format=format, explain=explain)
+    print_plan_document(document_of(plan, limits), format=format, explain=explain)
 
 
 def talk_plan(plan: Plan, limits: Limits = _NO_LIMITS) -> None:
     """The text on stderr, where stdout is for a report."""
-    talk(plan_text(PlanDocument.model_validate(plan_document(plan, limits)), width=line_width()))
+    talk(plan_text(document_of(plan, limits), width=line_width()))
 
 
 def print_plan_document(

@@ -12,6 +12,8 @@ __all__ = ["register"]
 
 
 class Engine(StrEnum):
+    """Engines that `run` may be asked for."""
+
     AUTO = "auto"
     LLAMA_CPP = "llama_cpp"
     VLLM = "vllm"
@@ -20,6 +22,8 @@ class Engine(StrEnum):
 
 
 class Acceleration(StrEnum):
+    """Kinds of device that `run` may be asked for."""
+
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
