@@ -46,6 +46,8 @@ Ask = Callable[[HostSession, Cursor | None], Answer[Item, Cursor]]
 
 @dataclass(frozen=True, slots=True)
 class Told(Generic[Item]):
+    """What one host told since it was asked last. `lost`: something before it is gone."""
+
     host: str
     items: Sequence[Item] = field(default_factory=tuple)
     lost: bool = False
@@ -53,11 +55,10 @@ class Told(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It gave no answer, and is asked again in `again_s`."""
+    """It gave no answer, and is asked again after a pause."""
 
     host: str
     error: SbctlError
-    again_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class _Following(Generic[Item, Cursor]):
             except SbctlError as error:
                 again_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 10))
                 if not failures:
-                    self._put(Lost(host, error, again_s))
+                    self._put(Lost(host, error))
                 failures += 1
                 if self._pause(self.stop, again_s):
                     return

@@ -54,7 +54,12 @@ class HostLines:
             self._drop(host)
             if isinstance(error, SbctlError) or not isinstance(error, Exception):
                 raise
-            raise HostError("host.observe_failed", f"{type(error).__name__}: {error}", place=host) from error
+            raise HostError(
+                "host.observe_failed",
+                f"{type(error).__name__}: {error}",
+                place=host,
+                next_step="run the command again; if it stays so, see what sbctl doctor says of the host",
+            ) from error
 
     def close(self) -> None:
         """The connections go first, so that nobody waits for a host that is slow to say goodbye."""

@@ -111,7 +111,7 @@ def open_shell(
     from sbctl.remote.system_ssh import known_hops, write_ssh_files
 
     if connection.kind == "local":
-        raise InputError("host.local", f'"{name}" is this machine: you are there')
+        raise InputError("host.local", f'"{name}" is this machine: you are there', next_step="run the command here")
     program = shutil.which("ssh", path=workspace.environ.get("PATH"))
     if program is None:
         raise RefusedError(

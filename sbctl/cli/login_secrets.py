@@ -57,7 +57,12 @@ class LoginSecrets:
             if key not in self._known:
                 value = self._asked(what) if reference == PROMPT else self._sources.read(reference)
                 if b"\n" in value.reveal():
-                    raise InputError("secret.bad_value", f"{what} has more than one line", place=reference)
+                    raise InputError(
+                        "secret.bad_value",
+                        f"{what} has more than one line",
+                        place=reference,
+                        next_step="let the reference lead to the one line that is to be typed in",
+                    )
                 self._known[key] = value
             return self._known[key]
 
@@ -84,5 +89,10 @@ class LoginSecrets:
         except EOFError:
             value = ""
         if not value:
-            raise InputError("secret.empty", f"{what}: nothing was given", place=PROMPT)
+            raise InputError(
+                "secret.empty",
+                f"{what}: nothing was given",
+                place=PROMPT,
+                next_step="run the command again and type it in, or name a reference instead of prompt",
+            )
         return Secret(value.encode())

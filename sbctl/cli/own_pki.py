@@ -18,7 +18,6 @@ from sbctl.trust.own_pki import OwnIdentity, agree, read_own
 __all__ = ["own_files", "with_own_identities"]
 
 _PLACEHOLDER: Final = "{host}"
-_ON_NODE: Final = "node-file:"
 _READ_FOR_PLANS: Final = ("file:", "env:")
 
 

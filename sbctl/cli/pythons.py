@@ -55,7 +55,12 @@ def local_archive(path: str, sha256: str) -> ByteSource:
     try:
         found = sha256_file(file)
     except OSError as error:
-        raise InputError("file.unreadable", f"the file cannot be read: {error.strerror}", place=path) from error
+        raise InputError(
+            "file.unreadable",
+            f"the file cannot be read: {error.strerror}",
+            place=path,
+            next_step="see whether this user may read the file, and every directory above it",
+        ) from error
     if found != sha256:
         raise InputError(
             "python.digest_mismatch",

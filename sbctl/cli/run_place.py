@@ -40,7 +40,12 @@ def private_directory() -> Iterator[Path]:
     try:
         ensure_directory(directory / "node")
         if not lock.try_acquire():
-            raise LockedError("run.place_taken", "another process took the directory of this run", place=str(directory))
+            raise LockedError(
+                "run.place_taken",
+                "another process took the directory of this run",
+                place=str(directory),
+                next_step="run the command again: it takes another one",
+            )
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -90,7 +90,9 @@ def _unknown(text: str, connections: Mapping[str, Connection], paths: Iterable[s
     shown = display_safe(text, max_chars=120)
     if text in connections:
         return InputError(
-            "host.local", f'"{shown}" is this machine, which is not reached over SSH and has no key to pin'
+            "host.local",
+            f'"{shown}" is this machine, which is not reached over SSH and has no key to pin',
+            next_step="leave it out: the other hosts need their pins all the same",
         )
     close = did_you_mean(text, paths)
     return InputError(
@@ -123,7 +125,9 @@ def _refuse_blind(request: TrustRequest) -> None:
         )
     if request.fingerprint and fingerprint_of_pin(request.fingerprint) is None:
         raise InputError(
-            "pin.bad_fingerprint", "a fingerprint is SHA256: and 43 characters, as ssh-keygen -lf prints it"
+            "pin.bad_fingerprint",
+            "a fingerprint is SHA256: and 43 characters, as ssh-keygen -lf prints it",
+            next_step="ask the console of the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
         )
     vouched = bool(request.fingerprint) or request.known is not None
     if request.assume_yes and not vouched:

@@ -28,6 +28,7 @@ WriteAll = Callable[[bytes], object]
 """Writes everything it is given or raises."""
 
 _HEADER: Final = struct.Struct(">I")
+_NOISE: Final = "see that `ssh HOST true` prints nothing (a banner of the shell does), then run the command again"
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
@@ -50,15 +51,17 @@ def read_frame(read: ReadSome) -> dict[str, Any] | None:
         return None
     (length,) = _HEADER.unpack(header)
     if not 0 < length <= FRAME_MAX_BYTES:
-        raise HostError("frame.too_large", f"a frame announces {length} bytes; 1 to {FRAME_MAX_BYTES} are read")
+        raise HostError(
+            "frame.too_large", f"a frame announces {length} bytes; 1 to {FRAME_MAX_BYTES} are read", next_step=_NOISE
+        )
     body = _read_exactly(read, length, at_start=False)
     assert body is not None
     try:
         message = strict_json.loads(body, max_bytes=FRAME_MAX_BYTES)
     except InputError as error:
-        raise HostError("frame.invalid", f"a frame is not strict JSON: {error.message}") from error
+        raise HostError("frame.invalid", f"a frame is not strict JSON: {error.message}", next_step=_NOISE) from error
     if not isinstance(message, dict):
-        raise HostError("frame.invalid", "a frame is not a JSON object")
+        raise HostError("frame.invalid", "a frame is not a JSON object", next_step=_NOISE)
     return message
 
 
@@ -70,7 +73,11 @@ def _read_exactly(read: ReadSome, count: int, *, at_start: bool) -> bytes | None
         if not chunk:
             if at_start and missing == count:
                 return None
-            raise HostError("frame.closed", f"the stream ended {missing} bytes before the end of a frame")
+            raise HostError(
+                "frame.closed",
+                f"the stream ended {missing} bytes before the end of a frame",
+                next_step="run the command again: it reads the host before it acts",
+            )
         chunks.append(chunk)
         missing -= len(chunk)
     return b"".join(chunks)

@@ -105,7 +105,12 @@ class LeaseHolder:
         """The operator is alive. Written in place, so that nothing comes back in a directory that the run has removed meanwhile."""
         with self._lock:
             if self._fd is None:
-                raise HostError("host.lease_lost", "the lease on this host ended", retryable=True)
+                raise HostError(
+                    "host.lease_lost",
+                    "the lease on this host ended",
+                    retryable=True,
+                    next_step="run the command again: it reads the host before it acts",
+                )
             self._told["renewed_s"] = boottime_s()
             os.pwrite(self._fd, json.dumps(self._told).encode().ljust(LEASE_MAX_BYTES - 1) + b"\n", 0)
         return {}

@@ -379,5 +379,3 @@ PARAMS: Final[dict[Method, type[BaseModel]]] = {
     Method.EVENTS_READ: EventsRead,
 }
 """SNAPSHOT, BUNDLE_CLEAR and CLUSTER_STATUS take no parameters."""
-
-Json = dict[str, Any]

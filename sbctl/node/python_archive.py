@@ -50,7 +50,6 @@ class PythonArchive:
     arch: str
     libc: str
     program: str
-    unpacked_bytes: int
 
 
 def inspect_python(opened: BinaryIO, place: str) -> PythonArchive:
@@ -110,7 +109,6 @@ class _Contents:
         self.kinds = {_TOP: "directory"}
         self.programs: dict[str, bytes] = {}
         self.patch_levels: dict[str, str] = {}
-        self.bytes = 0
 
     def admit(self, member: tarfile.TarInfo) -> str:
         """The member's name, once the policy holds. Raises InputError `python.archive_refused`."""
@@ -170,7 +168,6 @@ class _Contents:
             arch=arch,
             libc=libc,
             program=program[len(_TOP) + 1 :],
-            unpacked_bytes=self.bytes,
         )
 
 
@@ -240,7 +237,6 @@ def _take_file(
         with os.fdopen(fd, "wb") as file:
             pieces(file.write)
             os.fchmod(file.fileno(), mode)
-    contents.bytes += member.size
     if _PROGRAM.fullmatch(name):
         contents.programs[name] = bytes(head)
     match = re.fullmatch(r"python/include/python(3\.[0-9]+)/patchlevel\.h", name)

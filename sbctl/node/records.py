@@ -5,12 +5,23 @@ A cursor is the host's own: whoever asks again hands back what he got, and gets 
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["EVENTS_MAX", "LINES_MAX", "AuditAnswer", "EventKind", "EventsAnswer", "LogLine", "LogsAnswer", "NodeEvent"]
+__all__ = [
+    "EVENTS_MAX",
+    "LINES_MAX",
+    "AuditAnswer",
+    "EventKind",
+    "EventsAnswer",
+    "LogLine",
+    "LogsAnswer",
+    "NodeEvent",
+    "log_fields",
+]
 
 LINES_MAX: Final = 10_000
 """Of one answer."""
@@ -75,6 +86,17 @@ class LogLine(_Told):
     deployment: str | None = Field(default=None, max_length=128)
     replica: int | None = Field(default=None, ge=0)
     text: str = Field(max_length=8192)
+
+
+def log_fields(text: str) -> dict[str, Any]:
+    """What a line of a program of ours says, by field; nothing for any other text."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 class LogsAnswer(_Told):

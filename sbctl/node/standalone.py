@@ -50,12 +50,19 @@ def _unpack(paths: NodePaths, digest: str, program: str, blob: Path) -> None:
         fd = os.open(str(blob), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise HostError(
-            "put.missing", "the standalone Python was not sent to this host", place=str(blob), retryable=True
+            "put.missing",
+            "the standalone Python was not sent to this host",
+            place=str(blob),
+            retryable=True,
+            next_step="run the command again: it is sent then",
         ) from error
     with os.fdopen(fd, "rb") as opened:
         if _sha256(opened) != digest:
             raise HostError(
-                "put.digest_mismatch", "the standalone Python has other bytes than its name says", place=str(blob)
+                "put.digest_mismatch",
+                "the standalone Python has other bytes than its name says",
+                place=str(blob),
+                next_step="remove this file, then run the command again: it is sent anew",
             )
         opened.seek(0)
         fs.ensure_directory(paths.pythons, mode=0o755)

@@ -123,7 +123,10 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
             yield file
         except OSError as error:
             raise InputError(
-                "file.unreadable", f"the file cannot be read: {error.strerror}", place=str(path)
+                "file.unreadable",
+                f"the file cannot be read: {error.strerror}",
+                place=str(path),
+                next_step="look at the disk or the medium that holds it, or fetch the pack anew",
             ) from error
 
 
@@ -136,10 +139,20 @@ def _opened(path: Path) -> BinaryIO:
             "file.missing", "there is no such file", place=str(path), next_step="check the path; sbctl pack writes one"
         ) from error
     except OSError as error:
-        raise InputError("file.unreadable", f"the file cannot be opened: {error.strerror}", place=str(path)) from error
+        raise InputError(
+            "file.unreadable",
+            f"the file cannot be opened: {error.strerror}",
+            place=str(path),
+            next_step="see whether this user may read the file, and every directory above it",
+        ) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise InputError("file.not_regular", "this is not a regular file", place=str(path))
+        raise InputError(
+            "file.not_regular",
+            "this is not a regular file",
+            place=str(path),
+            next_step="give the path of a file that sbctl pack wrote",
+        )
     return os.fdopen(fd, "rb")
 
 

@@ -181,5 +181,7 @@ def _file_name(entry: PackEntry) -> str:
     """A plain name whatever the manifest says."""
     name = os.path.basename(entry.name)
     if name != entry.name or name in ("", ".", "..") or not name.endswith(".whl"):
-        raise InputError("pack.invalid", f"{entry.name} is no file name of a wheel")
+        raise InputError(
+            "pack.invalid", f"{entry.name} is no file name of a wheel", next_step="make the pack anew with sbctl pack"
+        )
     return name

@@ -41,7 +41,12 @@ def write_pack(
     total += sum(BLOCK + padded(entry.size_bytes) for entry in manifest.entries)
     fs.ensure_directory(target.parent, mode=0o755)
     if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
-        raise SbctlError("disk.not_a_file", "something that is not a regular file stands here", place=str(target))
+        raise SbctlError(
+            "disk.not_a_file",
+            "something that is not a regular file stands here",
+            place=str(target),
+            next_step="name another file with --out",
+        )
     require_space(target.parent, total)
     temporary = fs.temporary_path(target.parent)
     try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
 from sbctl.base.errors import SbctlError
-from sbctl.node.records import LogLine, NodeEvent
+from sbctl.node.records import LogLine, NodeEvent, log_fields
 from sbctl.views.layout import safe
 
 __all__ = ["event_document", "event_line", "failure_document", "log_document", "log_line", "lost_sentence"]
@@ -24,7 +23,7 @@ def log_line(host: str, line: LogLine, width: int) -> str:
 def log_document(host: str, line: LogLine) -> dict[str, Any]:
     """One line as JSON; what the runtime itself logs is there as fields, too."""
     document = {"host": host, **line.model_dump(mode="json")}
-    fields = _fields(line.text)
+    fields = log_fields(line.text)
     return {**document, "fields": fields} if fields else document
 
 
@@ -69,7 +68,7 @@ def _about(deployment: str | None, replica: int | None) -> str:
 
 def _readable(text: str) -> str:
     """A structured line as a sentence: `replica: replica chat/0 before=ready after=failed`; any other line as it is."""
-    fields = _fields(text)
+    fields = log_fields(text)
     if "event" not in fields:
         return text
     level = str(fields.get("level", ""))
@@ -77,16 +76,6 @@ def _readable(text: str) -> str:
     rest = [f"{name}={_shown(value)}" for name, value in fields.items() if name not in _STRUCTURE]
     head = [level if level not in ("", "info") else "", f"{fields.get('part', '')}:", str(fields["event"]), about]
     return " ".join(part for part in (*head, *rest) if part)
-
-
-def _fields(text: str) -> Mapping[str, Any]:
-    if not text.startswith("{"):
-        return {}
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _shown(value: Any) -> str:

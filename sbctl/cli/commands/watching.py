@@ -172,7 +172,7 @@ def _follow(lines: HostLines, hosts: Sequence[str], ask: Ask[Any, Any], show: Ca
     with closing(followed(lines, hosts, ask)) as stream:
         for event in stream:
             match event:
-                case Lost(host, error, _again):
+                case Lost(host, error):
                     note(f"{lost_sentence(host, error)}; it is asked again")
                 case Back(host):
                     note(f"{host}: answers again")

@@ -6,7 +6,6 @@ engines   the journal of sbctl-engine-* where they are units, else <state>/logs/
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from sbctl.base.errors import HostError
 from sbctl.base.limits import KIB, MIB
 from sbctl.base.secret import redact
 from sbctl.node.reading_messages import AuditVerify, EventsRead, LogsRead
-from sbctl.node.records import LogLine, LogsAnswer
+from sbctl.node.records import LogLine, LogsAnswer, log_fields
 from sbctl.runtime import audit, event_log
 from sbctl.runtime.engine_output import engine_log_slot
 from sbctl.runtime.launcher.spec import UNIT_RE, unit_pattern
@@ -160,7 +159,7 @@ def _runtime_lines(lines: Iterable[bytes]) -> Iterator[LogLine]:
     at = ""
     for raw in lines:
         text = raw.decode("utf-8", "replace")
-        fields = _fields(text)
+        fields = log_fields(text)
         at = str(fields.get("at", at))[:40]
         yield _line(at, "runtime", text, fields.get("deployment"), fields.get("replica"))
 
@@ -209,19 +208,9 @@ def _journal_line(entry: JournalEntry, asked: str | None) -> LogLine:
         # The unit has only the beginning of a long name.
         named = asked if asked is not None and asked.startswith(engine["deployment"]) else engine["deployment"]
         return _line(at, "engine", entry.text, named, int(engine["replica"]))
-    fields = _fields(entry.text)
+    fields = log_fields(entry.text)
     source = "launcher" if entry.unit == LAUNCHER_SERVICE else "runtime"
     return _line(at, source, entry.text, fields.get("deployment"), fields.get("replica"))
-
-
-def _fields(text: str) -> dict[str, Any]:
-    if not text.startswith("{"):
-        return {}
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _line(at: str, source: Any, text: str, deployment: object, replica: object) -> LogLine:

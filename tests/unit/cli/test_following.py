@@ -57,7 +57,7 @@ def test_a_lost_host_is_said_once_and_goes_on_where_it_was() -> None:
     stream = followed(fleet, ["a"], fleet.answer, pause=brief)
     assert taken(stream, 5) == [
         Told("a", ("one",)),
-        Lost("a", LOST, 1.0),
+        Lost("a", LOST),
         Back("a"),
         Told("a", ("two",)),
         Told("a", (), True),

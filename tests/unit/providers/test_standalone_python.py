@@ -15,7 +15,7 @@ from sbctl.node.snapshot import HostFacts, PythonFact, RuntimeState
 from sbctl.plan.model import BlastRadius
 from tests.simulators.provider_world import QUICKSTART, ProviderWorld
 
-ARCHIVE = PythonArchive("3.12", "3.12.7", "x86_64", "glibc", "bin/python3.12", 1)
+ARCHIVE = PythonArchive("3.12", "3.12.7", "x86_64", "glibc", "bin/python3.12")
 SHA = "ab" * 32
 OLD = (PythonFact(path="/usr/bin/python3.9", version="3.9.2"),)
 SPEC = {"path": "/a/python.tar.gz", "sha256": SHA, "version": "3.12.7", "minor": "3.12", "arch": "x86_64"} | {
