@@ -59,6 +59,8 @@ _COMMAND_MODULES: Final = (
     *_FACTS_MODULES,
     "sbctl.node.python_archive",
     "sbctl.node.standalone",
+    "sbctl.remote.bootstrap_blobs",
+    "sbctl.remote.bootstrap_install",
     "sbctl.remote.bootstrap_script",
 )
 

@@ -89,7 +89,12 @@ def run_here(
             if isinstance(error, OSError) and error.strerror
             else "it holds a character that no command has"
         )
-        raise HostError("exec.not_started", f"the command could not be started: {what}", place=host) from error
+        raise HostError(
+            "exec.not_started",
+            f"the command could not be started: {what}",
+            place=host,
+            next_step="see that the program is on this machine and may be executed",
+        ) from error
     assert process.stdout is not None
     assert process.stderr is not None
     out, complaints = _Pump(process.stdout, REMOTE_OUTPUT_MAX_BYTES), _Pump(process.stderr, REMOTE_OUTPUT_MAX_BYTES)

@@ -68,7 +68,12 @@ class HostLease:
             except ChannelBroken as broken:
                 raise broken.cause from broken
             except (OSError, EOFError) as error:
-                raise HostError("host.lease_lost", "the lease on this host ended", retryable=True) from error
+                raise HostError(
+                    "host.lease_lost",
+                    "the lease on this host ended",
+                    retryable=True,
+                    next_step="run the command again: it reads the host before it acts",
+                ) from error
 
     def close(self) -> None:
         """Give it back: the process sees the end of its input. Never raises."""
@@ -94,7 +99,12 @@ def open_lease(
             channel, new_marker(), place=place, clock=clock, deadline_s=deadline_s, compose=compose_lease_holder
         )
     except FileNotFoundError as error:
-        raise HostError("host.no_python", f"{python} is not there", place=place) from error
+        raise HostError(
+            "host.no_python",
+            f"{python} is not there",
+            place=place,
+            next_step="install Python 3.11 or newer on the host, or correct fleet.runtime.python",
+        ) from error
     except ChannelBroken as broken:
         raise broken.cause from broken
     return HostLease(worker, clock)

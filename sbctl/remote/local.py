@@ -148,7 +148,10 @@ class LocalTransport:
             raise
         except OSError as error:
             raise UnreachableError(
-                "node.start_failed", f"{argv[0]} cannot be started: {error.strerror}", place=self._host
+                "node.start_failed",
+                f"{argv[0]} cannot be started: {error.strerror}",
+                place=self._host,
+                next_step="sbctl apply installs the runtime anew; see that its directory is not mounted with noexec",
             ) from error
 
     def upload(self, source: ByteSource, target: str, *, deadline_s: float, progress: Progress) -> None:

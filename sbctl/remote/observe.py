@@ -118,7 +118,12 @@ def _observed(
     except SbctlError as error:
         failure = HostError(error.code, error.message, place=error.place or host, next_step=error.next_step)
     except Exception as error:  # noqa: BLE001 - a fault in one host's answer must not hide the others
-        failure = HostError("host.observe_failed", f"{type(error).__name__}: {error}", place=host)
+        failure = HostError(
+            "host.observe_failed",
+            f"{type(error).__name__}: {error}",
+            place=host,
+            next_step="run the command again; if it stays so, see what sbctl doctor says of the host",
+        )
     session.close()
     return failure
 

@@ -138,7 +138,12 @@ class SiteRelay:
             self._session.put(sha256, source, deadline_s=deadline_s, progress=progress)
             offer = self._serve(sha256)
         if offer is None:
-            raise HostError("relay.lost_blob", "the relay does not have what was put there", place=self.site.host)
+            raise HostError(
+                "relay.lost_blob",
+                "the relay does not have what was put there",
+                place=self.site.host,
+                next_step="run the command again; if it stays so, look at the disk of the relay",
+            )
         return offer
 
     def _serve(self, sha256: str) -> _Offer | None:

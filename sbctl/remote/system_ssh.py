@@ -113,7 +113,11 @@ def ssh_configuration(hops: Sequence[KnownHop], known_hosts: Path) -> str:
 def _word(value: str) -> str:
     """Quoted as ssh_config(5) has it; `%` is doubled, since ssh puts values in for it."""
     if any(char in value for char in '"\\\n\r\0') or value.startswith("-"):
-        raise InputError("shell.refused", f"ssh cannot be told a value such as {value[:64]!r}")
+        raise InputError(
+            "shell.refused",
+            f"ssh cannot be told a value such as {value[:64]!r}",
+            next_step="correct the value in fleet.ssh of sb.yml, or of the host",
+        )
     text = value.replace("%", "%%")
     return f'"{text}"' if any(char in text for char in " \t#'") else text
 

@@ -44,7 +44,12 @@ def _pieces(source: ByteSource, reader: BinaryIO, offset: int, size: int, progre
     while offset < size:
         piece = reader.read(min(_PIECE_BYTES, size - offset))
         if not piece:
-            raise InputError("put.source_changed", "the file became shorter while it was sent", place=str(source))
+            raise InputError(
+                "put.source_changed",
+                "the file became shorter while it was sent",
+                place=str(source),
+                next_step="let nobody write to the file, then run the command again",
+            )
         yield piece
         offset += len(piece)
         progress(offset, size)

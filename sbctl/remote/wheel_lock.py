@@ -117,5 +117,8 @@ def read_lock(text: str, target: WheelTarget) -> list[LockedRelease]:
 
 def _invalid(line: str, what: str) -> InputError:
     return InputError(
-        "runtime.lock_invalid", f"a line of the node's lock {what}: {line[:80]}", place="requirements/runtime.txt"
+        "runtime.lock_invalid",
+        f"a line of the node's lock {what}: {line[:80]}",
+        place="requirements/runtime.txt",
+        next_step="install this version of sbctl again: the file comes with it",
     )
