@@ -37,8 +37,9 @@ from sbctl.runtime.job_rows import JobRow
 from sbctl.runtime.jobs import Jobs, job_document
 from sbctl.runtime.listeners import Handler, json_headers, read_body
 from sbctl.runtime.metrics import RuntimeMetrics
+from sbctl.runtime.operator_acts import Action
 from sbctl.runtime.provision import Progress
-from sbctl.runtime.reconcile import Action, Reconciler
+from sbctl.runtime.reconcile import Reconciler
 
 __all__ = ["AdminPlane"]
 

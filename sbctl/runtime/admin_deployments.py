@@ -18,7 +18,7 @@ from sbctl.base.limits import JSON_INT_MAX
 from sbctl.base.suggest import did_you_mean
 from sbctl.catalog.licenses import license_of
 from sbctl.catalog.loader import Catalog
-from sbctl.catalog.resolve import resolve
+from sbctl.catalog.resolve import Resolution, resolve
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
 from sbctl.trust.bundle import COLD_START_DEFAULT, DeploymentMember, EngineMode, EnginePolicy
 
@@ -157,6 +157,31 @@ def _member(name: str, wanted: _Deployment, known: Iterable[DeploymentMember], c
                 "extra_args": (),
             }
             return member.model_copy(update=tuned)
+    found, mode = _servable(name, wanted, catalog)
+    engine = next(
+        (member.engine for member in members),
+        EnginePolicy(engine="llama_cpp", launch="wheel", version=LLAMA_CPP_WHEEL_DEFAULT),
+    )
+    return DeploymentMember(
+        model=found.facts.model,
+        variant=found.facts.variant,
+        artifact=found.facts.model_copy(update={"catalog_digest": None}),
+        engine=engine,
+        replicas=1,
+        pull="on_demand",
+        warm=False,
+        cold_start=COLD_START_DEFAULT,
+        max_concurrency=1,
+        max_queue_depth=128,
+        queue_timeout_ms=30_000,
+        rollout="rolling",
+        context_length=found.facts.context_length,
+        mode=mode,
+    )
+
+
+def _servable(name: str, wanted: _Deployment, catalog: Catalog) -> tuple[Resolution, EngineMode]:
+    """What the catalog has under this name, where this runtime can serve it and nobody's word is needed for its licence."""
     try:
         found = resolve(catalog, wanted.model, wanted.variant, engine=wanted.engine)
     except InputError as error:
@@ -181,26 +206,7 @@ def _member(name: str, wanted: _Deployment, known: Iterable[DeploymentMember], c
             next_step="accept it in sb.yml, in a deployment of this model with accept_license, and apply",
             detail={"deployment": name},
         )
-    engine = next(
-        (member.engine for member in members),
-        EnginePolicy(engine="llama_cpp", launch="wheel", version=LLAMA_CPP_WHEEL_DEFAULT),
-    )
-    return DeploymentMember(
-        model=found.facts.model,
-        variant=found.facts.variant,
-        artifact=found.facts.model_copy(update={"catalog_digest": None}),
-        engine=engine,
-        replicas=1,
-        pull="on_demand",
-        warm=False,
-        cold_start=COLD_START_DEFAULT,
-        max_concurrency=1,
-        max_queue_depth=128,
-        queue_timeout_ms=30_000,
-        rollout="rolling",
-        context_length=found.facts.context_length,
-        mode=mode,
-    )
+    return found, mode
 
 
 def shown_deployment(member: DeploymentMember) -> dict[str, Any]:

@@ -112,7 +112,12 @@ class ConfigFile:
                 next_step="restart it, or put back what changed",
             )
         if found.content is None:
-            raise InputError("runtime.config_invalid", "content: Field required", place=str(self._path))
+            raise InputError(
+                "runtime.config_invalid",
+                "content: Field required",
+                place=str(self._path),
+                next_step="write what is to be served under content, or restart without a file",
+            )
         return found.content
 
 

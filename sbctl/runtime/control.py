@@ -35,8 +35,9 @@ from sbctl.runtime.drain import Drain, DrainedBy
 from sbctl.runtime.jobs import Jobs
 from sbctl.runtime.listeners import read_body
 from sbctl.runtime.log import get_log
+from sbctl.runtime.operator_acts import Action
 from sbctl.runtime.provision import Progress
-from sbctl.runtime.reconcile import Action, Reconciler
+from sbctl.runtime.reconcile import Reconciler
 
 __all__ = ["ControlRoutes", "control_app", "followed"]
 

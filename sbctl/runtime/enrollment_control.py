@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
@@ -47,22 +48,38 @@ def row_document(row: TokenRow) -> dict[str, Any]:
 
 def enrollment_control(enrollment: Enrollment, files: DelegatedFiles, clock: Clock) -> web.Application:
     """The application of the control socket."""
+    routes = _Routes(enrollment, files, clock)
+    app = web.Application(client_max_size=_BODY_MAX_BYTES)
+    app.router.add_get("/control/v1/status", _answered(routes.status))
+    app.router.add_get("/control/v1/tokens", _answered(routes.tokens))
+    app.router.add_post("/control/v1/tokens", _answered(routes.create))
+    app.router.add_delete("/control/v1/tokens/{id}", _answered(routes.revoke))
+    app.router.add_get("/control/v1/nodes", _answered(routes.nodes))
+    return app
 
-    async def status(_request: web.Request) -> dict[str, Any]:
-        now, server = clock.now(), files.settings_of_server
-        rows, nodes = await asyncio.to_thread(enrollment.tokens), await asyncio.to_thread(enrollment.enrolled)
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    enrollment: Enrollment
+    files: DelegatedFiles
+    clock: Clock
+
+    async def status(self, _request: web.Request) -> dict[str, Any]:
+        now, server = self.clock.now(), self.files.settings_of_server
+        rows = await asyncio.to_thread(self.enrollment.tokens)
+        nodes = await asyncio.to_thread(self.enrollment.enrolled)
         return {
             "listen": f"{server.bind_address}:{server.port}",
-            "certificate_until": rfc3339(certificate_facts(files.text("node.pem")).not_after),
-            "delegation_until": rfc3339(certificate_facts(files.text("ca.pem")).not_after),
+            "certificate_until": rfc3339(certificate_facts(self.files.text("node.pem")).not_after),
+            "delegation_until": rfc3339(certificate_facts(self.files.text("ca.pem")).not_after),
             "open_tokens": sum(row.state(now) == "open" for row in rows),
             "enrolled": len(nodes),
         }
 
-    async def tokens(_request: web.Request) -> dict[str, Any]:
-        return {"tokens": [row_document(row) for row in await asyncio.to_thread(enrollment.tokens)]}
+    async def tokens(self, _request: web.Request) -> dict[str, Any]:
+        return {"tokens": [row_document(row) for row in await asyncio.to_thread(self.enrollment.tokens)]}
 
-    async def create(request: web.Request) -> dict[str, Any]:
+    async def create(self, request: web.Request) -> dict[str, Any]:
         body = await read_body(request, max_bytes=_BODY_MAX_BYTES, deadline_s=10.0)
         asked = strict_json.loads(body, max_bytes=_BODY_MAX_BYTES, max_depth=4)
         try:
@@ -78,24 +95,17 @@ def enrollment_control(enrollment: Enrollment, files: DelegatedFiles, clock: Clo
                 "a token is asked for with {roles, labels, node_id, ttl_s}",
                 next_step="use the same version of sbctl here and on the host",
             ) from None
-        token, row = await asyncio.to_thread(enrollment.create_token, now=clock.now(), **wanted)
+        token, row = await asyncio.to_thread(self.enrollment.create_token, now=self.clock.now(), **wanted)
         return {"token": token.text().reveal().decode(), "row": row_document(row)}
 
-    async def revoke(request: web.Request) -> dict[str, Any]:
-        row = await asyncio.to_thread(enrollment.revoke_token, request.match_info["id"], now=clock.now())
+    async def revoke(self, request: web.Request) -> dict[str, Any]:
+        now = self.clock.now()
+        row = await asyncio.to_thread(self.enrollment.revoke_token, request.match_info["id"], now=now)
         return {"row": row_document(row)}
 
-    async def nodes(_request: web.Request) -> dict[str, Any]:
-        found = await asyncio.to_thread(enrollment.enrolled)
+    async def nodes(self, _request: web.Request) -> dict[str, Any]:
+        found = await asyncio.to_thread(self.enrollment.enrolled)
         return {"nodes": [record.model_dump(mode="json") for record in found.values()]}
-
-    app = web.Application(client_max_size=_BODY_MAX_BYTES)
-    app.router.add_get("/control/v1/status", _answered(status))
-    app.router.add_get("/control/v1/tokens", _answered(tokens))
-    app.router.add_post("/control/v1/tokens", _answered(create))
-    app.router.add_delete("/control/v1/tokens/{id}", _answered(revoke))
-    app.router.add_get("/control/v1/nodes", _answered(nodes))
-    return app
 
 
 def _answered(

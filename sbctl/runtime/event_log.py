@@ -145,7 +145,11 @@ def read_events(
         return _read(database, after, limit, deployment, since)
     except sqlite3.Error as error:
         raise HostError(
-            "events.unreadable", f"the events cannot be read: {error}", place=str(database), retryable=True
+            "events.unreadable",
+            f"the events cannot be read: {error}",
+            place=str(database),
+            retryable=True,
+            next_step="run the command again; if it stays so, look at the disk of the host",
         ) from error
 
 

@@ -120,6 +120,7 @@ class PullProcess:
                 f"the process that fetches weights cannot be started: {error.strerror}",
                 place=sys.executable,
                 retryable=True,
+                next_step="look at memory and processes of the host; the fetch is tried again by itself",
             ) from error
 
 

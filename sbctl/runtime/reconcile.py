@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any
 
 from sbctl.base.clock import Clock
 from sbctl.base.errors import RefusedError, SbctlError
@@ -25,6 +25,7 @@ from sbctl.runtime.deployments_revision import DeploymentsRevision
 from sbctl.runtime.engine_host import Slot
 from sbctl.runtime.generation import Generation
 from sbctl.runtime.log import get_log
+from sbctl.runtime.operator_acts import Action, carry_out
 from sbctl.runtime.provision import Progress, quiet
 from sbctl.runtime.replica_messages import ReplicaPorts
 from sbctl.runtime.residency import Residency
@@ -35,11 +36,7 @@ from sbctl.runtime.store import AcceptedBundle, RuntimeStore
 from sbctl.runtime.transition import Delta, Transition, nothing_durable, staged_of
 from sbctl.trust.bundle import BundleContent, DeploymentMember, TrustSet, member_digest
 
-__all__ = ["Action", "Assigned", "Reconciler"]
-
-Action = Literal["load", "stop", "drain", "evict", "pull", "reset"]
-_STOPS: Final = ("stop", "drain")
-_LONG_DRAIN_S: Final = 24 * 3600.0
+__all__ = ["Assigned", "Reconciler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,36 +258,10 @@ class Reconciler:
     async def act(
         self, deployment: str, action: Action, progress: Progress = quiet, *, drain_s: float | None = None
     ) -> DeploymentState:
-        """One of these now:
-
-        load   every replica ready                       pull   its weights verified in the cache
-        stop   what runs has the shutdown deadline       evict  engines without a request end; the next request starts them again
-        drain  what runs has `drain_s`, else a day       reset  a crash loop ends; refused while every replica is ready
-
-        A stop and a drain are remembered across restarts until a load, a reset or the next bundle; a disk that takes no write does not hold
-        them up, and the state says that a restart would forget them. Raises RefusedError `unknown_deployment`,
-        `deployment_busy`, `deployment_healthy`; what loading and fetching raise; EngineError `engine_shutdown_failed`.
-        """
+        """One of `operator_acts` now. Raises RefusedError `unknown_deployment`, and what carrying it out raises."""
         generation = self.known(deployment)
-        if action == "pull":
-            await generation.prepare(progress)
-        elif action == "evict":
-            await generation.evict()
-        elif action == "reset" and generation.ready_replicas == len(generation.replicas):
-            raise RefusedError("deployment_healthy", "every replica is ready: there is nothing to reset")
-        else:
-            stops = action in _STOPS
-            await asyncio.to_thread(self._store.set_stopped, deployment, stops, may_owe=stops)
-            await self._move(generation, action, progress, _LONG_DRAIN_S if drain_s is None else drain_s)
+        await carry_out(action, generation, self._store, progress, stop_s=self._drain_s, drain_s=drain_s)
         return self._state(generation)
-
-    async def _move(self, generation: Generation, action: Action, progress: Progress, drain_s: float) -> None:
-        if action in _STOPS:
-            await generation.stop("operator", drain_s=self._drain_s if action == "stop" else drain_s)
-        elif action == "load":
-            await generation.load("operator", progress)
-        else:
-            await generation.reset()
 
     async def shutdown(self, *, drain_s: float) -> None:
         """Drain for at most `drain_s` seconds, then stop every engine, or leave it to the next daemon where it outlives this one.

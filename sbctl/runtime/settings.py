@@ -63,7 +63,12 @@ class Settings:
 def _problem(path: Path, error: ValidationError) -> InputError:
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "the top"
-    return InputError("runtime.config_invalid", f"{where}: {first['msg']}", place=str(path))
+    return InputError(
+        "runtime.config_invalid",
+        f"{where}: {first['msg']}",
+        place=str(path),
+        next_step="correct it; what sbctl apply wrote is written anew by sbctl apply",
+    )
 
 
 def load_settings(paths: NodePaths, by_hand: Path | None) -> Settings:
@@ -102,7 +107,12 @@ def load_trust(paths: NodePaths) -> tuple[TrustSet | None, str | None]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError("trust.invalid", "the signer set is not UTF-8", place=str(paths.trust)) from None
+        raise InputError(
+            "trust.invalid",
+            "the signer set is not UTF-8",
+            place=str(paths.trust),
+            next_step="sbctl apply writes it anew",
+        ) from None
     _type, payload, _keyids = unverified_payload(text, max_bytes=BUNDLE_MAX_BYTES)
     trust = parse_trust(payload)
     return trust, trust_digest(trust)

@@ -163,7 +163,12 @@ def _watched(config: Path) -> tuple[int, Path]:
         document = json.loads(text[text.index("{") :])
         return int(str(document["http"]).rpartition(":")[2]), Path(document["jetstream"]["store_dir"]).parent
     except (ValueError, KeyError, TypeError):
-        raise InputError("store.config_refused", "this is no configuration of the store", place=str(config)) from None
+        raise InputError(
+            "store.config_refused",
+            "this is no configuration of the store",
+            place=str(config),
+            next_step="sbctl apply writes it anew",
+        ) from None
 
 
 def _say(text: str) -> None:

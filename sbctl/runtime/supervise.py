@@ -197,7 +197,11 @@ def _detach() -> bool:
     if first:
         _, status = os.waitpid(first, 0)
         if status:
-            raise HostError("runtime.supervisor_failed", "the supervisor did not start")
+            raise HostError(
+                "runtime.supervisor_failed",
+                "the supervisor did not start",
+                next_step="its log says why: sbctl logs; then run the command again",
+            )
         return False
     os.setsid()
     if os.fork():
@@ -218,7 +222,12 @@ def run_supervise(argv: list[str]) -> int:
     ensure_directory(paths.logs)
     lock = FileLock(_lock_path(paths, what))
     if not lock.try_acquire():
-        raise LockedError("runtime.already_supervised", "a supervisor runs already", place=str(paths.state))
+        raise LockedError(
+            "runtime.already_supervised",
+            "a supervisor runs already",
+            place=str(paths.state),
+            next_step="let that one serve, or end it first",
+        )
     if "--foreground" not in argv:
         lock.release()
         if not _detach():
@@ -253,7 +262,12 @@ def _await_start(paths: NodePaths, what: Supervised) -> int:
         if supervisor_of(paths, what) is not None:
             return 0
         time.sleep(_POLL_S)
-    raise HostError("runtime.supervisor_failed", "the supervisor did not start", place=str(paths.logs))
+    raise HostError(
+        "runtime.supervisor_failed",
+        "the supervisor did not start",
+        place=str(paths.logs),
+        next_step="its log says why: sbctl logs; then run the command again",
+    )
 
 
 def start_supervised(
@@ -273,7 +287,11 @@ def start_supervised(
         running = supervisor_of(paths, what)
         if done.returncode or running is None:
             said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            raise HostError("runtime.supervisor_failed", f"the supervisor did not start: {said or 'it said nothing'}")
+            raise HostError(
+                "runtime.supervisor_failed",
+                f"the supervisor did not start: {said or 'it said nothing'}",
+                next_step="its log says why: sbctl logs; then run the command again",
+            )
     return running.pid
 
 
@@ -289,7 +307,12 @@ def stop_supervised(paths: NodePaths, *, deadline_s: float = 45.0, what: Supervi
     end_s = time.monotonic() + deadline_s
     while not _is_free(paths, what):
         if time.monotonic() > end_s + _KILL_WAIT_S:
-            raise HostError("runtime.not_stopped", f"{what.command} does not end", place=f"pid {running.pid}")
+            raise HostError(
+                "runtime.not_stopped",
+                f"{what.command} does not end",
+                place=f"pid {running.pid}",
+                next_step="look what holds this process (a disk that does not answer?), end it, then run the command again",
+            )
         if time.monotonic() > end_s:
             signal_process(running, signal.SIGKILL)
         time.sleep(_POLL_S)

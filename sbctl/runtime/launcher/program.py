@@ -33,7 +33,11 @@ def run_launcher(argv: list[str]) -> int:
     if argv:
         raise UsageError("launcher.usage", "the launcher takes no arguments; systemd starts it by its socket")
     if os.geteuid() != 0:
-        raise RefusedError("launcher.not_root", "only root can start engines as another user")
+        raise RefusedError(
+            "launcher.not_root",
+            "only root can start engines as another user",
+            next_step="let systemd start it: systemctl start sbctl-launcher.socket",
+        )
     os.umask(0o077)
     asyncio.run(_serve(_listener(os.environ)))
     return 0

@@ -142,7 +142,12 @@ class LauncherServer:
         _pid, uid, _gid = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         if uid not in self._allowed():
             self._say(f"refused a connection of user {uid}")
-            return RefusedError("launcher.not_allowed", f"user {uid} may not start engines", place="engine launcher")
+            return RefusedError(
+                "launcher.not_allowed",
+                f"user {uid} may not start engines",
+                place="engine launcher",
+                next_step="engines are started by the runtime's own account; sbctl apply sets it up",
+            )
         if len(self._connections) > _MAX_CONNECTIONS:
             return HostError("launcher.busy", "too many connections to the engine launcher", retryable=True)
         return None

@@ -163,7 +163,9 @@ class SystemdUnits:
         status, said = await _run([_program("systemctl"), "--no-ask-password", *arguments], deadline_s=_DEADLINE_S)
         if status:
             raise HostError(
-                "host.systemctl_failed", f"systemctl {arguments[0]} failed: {_tail(said) or f'status {status}'}"
+                "host.systemctl_failed",
+                f"systemctl {arguments[0]} failed: {_tail(said) or f'status {status}'}",
+                next_step="look at: systemctl status sbctl-launcher, journalctl -u sbctl-launcher",
             )
         return said
 
@@ -207,7 +209,12 @@ def _program(name: str) -> str:
     for directory in _DIRECTORIES:
         if os.access(f"{directory}/{name}", os.X_OK):
             return f"{directory}/{name}"
-    raise HostError("host.program_missing", f"{name} is not on this host", place=name)
+    raise HostError(
+        "host.program_missing",
+        f"{name} is not on this host",
+        place=name,
+        next_step="install it on the host: it comes with systemd",
+    )
 
 
 async def _run(command: Sequence[str], *, deadline_s: float) -> tuple[int, str]:

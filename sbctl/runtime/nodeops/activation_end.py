@@ -128,7 +128,7 @@ def settle(runtime: LocalRuntime) -> str | None:
         activation_journal.end(runtime.paths)
         _sweep(runtime)
         return None
-    interrupted = HostError("runtime.not_healthy", "its activation was interrupted")
+    interrupted = HostError("runtime.not_healthy", "its activation was interrupted", next_step="run the command again")
     if activation.switched:
         try:
             runtime.await_healthy(activation.wanted, deadline_s=HEALTHY_DEADLINE_S, check=_nothing)

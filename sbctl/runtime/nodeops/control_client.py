@@ -171,9 +171,17 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         value = strict_json.loads(data, max_bytes=_ANSWER_MAX_BYTES)
     except InputError as error:
-        raise HostError("runtime.answer_invalid", f"the runtime answered nonsense: {error.message}") from error
+        raise HostError(
+            "runtime.answer_invalid",
+            f"the runtime answered nonsense: {error.message}",
+            next_step="its log says what it does: sbctl logs; sbctl apply restarts one of another version",
+        ) from error
     if not isinstance(value, dict):
-        raise HostError("runtime.answer_invalid", "the runtime answered something that is not an object")
+        raise HostError(
+            "runtime.answer_invalid",
+            "the runtime answered something that is not an object",
+            next_step="its log says what it does: sbctl logs; sbctl apply restarts one of another version",
+        )
     return value
 
 
@@ -184,4 +192,8 @@ def _refusal(status: int, data: bytes) -> SbctlError:
         raw = None
     if isinstance(raw, dict):
         return error_from_wire(raw)
-    return HostError("runtime.refused", f"the runtime answered {status}")
+    return HostError(
+        "runtime.refused",
+        f"the runtime answered {status}",
+        next_step="its log says what it does: sbctl logs; sbctl apply restarts one of another version",
+    )

@@ -9,7 +9,6 @@ Units hold no timestamp, are judged by systemd-analyze before they replace what 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,6 @@ from typing import Final
 from sbctl.base import fs
 from sbctl.base.digests import canonical_json
 from sbctl.base.errors import HostError, InputError
-from sbctl.base.resources import data_path
 from sbctl.engines.detect import PROGRAM_NAME, find_llama_server
 from sbctl.node.messages import RuntimeConfig
 from sbctl.node.paths import NodePaths
@@ -32,7 +30,7 @@ from sbctl.runtime.launcher.site import (
     site_document,
 )
 from sbctl.runtime.nodeops.programs import Finished, run_program
-from sbctl.runtime.nodeops.units import unit_value
+from sbctl.runtime.nodeops.units import refused_by_systemd, templates
 from sbctl.runtime.nodeops.users import RUNTIME_USER
 
 __all__ = [
@@ -57,15 +55,7 @@ _STOP_S: Final = 120.0
 
 def render_launcher(version_directory: Path) -> dict[str, bytes]:
     """Unit name → text. Raises HostError `runtime.unit_value_refused`."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(data_path("templates", "systemd"))),
-        undefined=jinja2.StrictUndefined,
-        finalize=unit_value,
-        autoescape=False,  # noqa: S701 - not HTML; `finalize` refuses what a unit cannot hold
-        keep_trailing_newline=True,
-    )
+    environment = templates()
     values = {
         "python": version_directory / "bin" / "python",
         "socket": SOCKET_PATH,
@@ -202,24 +192,15 @@ def _installed(name: str) -> bytes | None:
 
 
 def _verify(units: dict[str, bytes]) -> None:
-    """Both together, since one names the other, in a directory that goes away; hosts without systemd-analyze skip this."""
-    directory = _UNITS / f".sbctl-tmp-{secrets.token_hex(8)}"
-    fs.ensure_directory(directory, mode=0o700)
-    try:
-        for name, text in units.items():
-            fs.write_atomic(directory / name, text, mode=0o644)
-        files = [str(directory / name) for name in units]
-        done = run_program(
-            ("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *files), deadline_s=_QUICK_S
+    """Both together, since one names the other. Raises HostError `runtime.unit_invalid`."""
+    said = refused_by_systemd(_UNITS, units)
+    if said is not None:
+        raise HostError(
+            "runtime.unit_invalid",
+            f"systemd refuses the unit: {said}",
+            place=LAUNCHER_SERVICE,
+            next_step="what ran before runs on; see whether this version of systemd knows what the unit asks for: systemctl --version",
         )
-    except HostError as error:
-        if error.code == "host.program_missing":
-            return
-        raise
-    finally:
-        fs.remove_tree(directory)
-    if done.returncode:
-        raise HostError("runtime.unit_invalid", f"systemd refuses the unit: {done.tail()}", place=LAUNCHER_SERVICE)
 
 
 def _ctl(*arguments: str, deadline_s: float = _QUICK_S) -> Finished:

@@ -271,7 +271,9 @@ def _egress_secrets(context: NodeContext, config: RuntimeConfig) -> dict[Path, b
         path, sent = context.paths.secrets / name, context.secrets.get(name)
         value = sent.reveal() if sent is not None else _stored(path)
         if value is None:
-            raise InputError("egress.secret_missing", f"the secret {name} was not sent", place=str(path))
+            raise InputError(
+                "egress.secret_missing", f"the secret {name} was not sent", place=str(path), next_step="run sbctl apply"
+            )
         found[path] = value
     return found
 

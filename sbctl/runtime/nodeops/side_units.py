@@ -17,10 +17,9 @@ from typing import Any, Final
 
 from sbctl.base import fs
 from sbctl.base.errors import SbctlError
-from sbctl.base.resources import data_path
 from sbctl.node.paths import PREFIX_VARIABLE
 from sbctl.node.store_server import STORE_UNIT
-from sbctl.runtime.nodeops.units import Systemd, Units, unit_value
+from sbctl.runtime.nodeops.units import Systemd, Units, templates
 
 __all__ = [
     "ENROLLMENT_UNIT",
@@ -49,17 +48,7 @@ def system_of_root(uid: int, environ: Mapping[str, str]) -> Systemd | None:
 
 def render(names: Iterable[str], values: Mapping[str, Any]) -> Units:
     """Unit name → text, from the templates of these names. Raises HostError `runtime.unit_value_refused`."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(data_path("templates", "systemd"))),
-        undefined=jinja2.StrictUndefined,
-        finalize=unit_value,
-        autoescape=False,  # noqa: S701 - not HTML; `finalize` refuses what a unit cannot hold
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = templates()
     return {name: environment.get_template(f"{name}.j2").render(values).encode("ascii") for name in names}
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sbctl.base import fs
 from sbctl.base.digests import fingerprint, sha256_bytes
@@ -28,15 +28,20 @@ from sbctl.runtime.nodeops.programs import Finished, run_program
 from sbctl.runtime.nodeops.users import RUNTIME_USER
 from sbctl.runtime.public_tls_files import PAIR_NAME
 
+if TYPE_CHECKING:
+    import jinja2
+
 __all__ = [
     "GUARD_NAME",
     "SOCKET_NAME",
     "UNIT_NAME",
     "Systemd",
     "Units",
+    "refused_by_systemd",
     "render_units",
     "socket_addresses",
     "systemd_of",
+    "templates",
     "unit_value",
     "units_digest",
 ]
@@ -68,13 +73,11 @@ def unit_value(value: Any) -> str:
     return text
 
 
-def render_units(
-    kind: Literal["system", "user"], paths: NodePaths, version_directory: Path, config: RuntimeConfig
-) -> Units:
-    """The units of one version with one configuration. Raises HostError `runtime.unit_value_refused`."""
+def templates() -> jinja2.Environment:
+    """The units' templates. One that is rendered raises HostError `runtime.unit_value_refused`."""
     import jinja2
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(data_path("templates", "systemd"))),
         undefined=jinja2.StrictUndefined,
         finalize=unit_value,
@@ -83,6 +86,37 @@ def render_units(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+
+
+def refused_by_systemd(
+    directory: Path, units: Units, *, scope: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> str | None:
+    """What systemd-analyze has against these files, under their own names in a directory below `directory` that goes away.
+
+    None: nothing, or it is not on this host. Raises HostError `host.program_timeout`, `host.program_failed`, SbctlError `disk.*`.
+    """
+    stage = directory / f".sbctl-tmp-{secrets.token_hex(8)}"
+    fs.ensure_directory(stage, mode=0o700)
+    try:
+        for name, content in units.items():
+            fs.write_atomic(stage / name, content, mode=0o644)
+        files = [str(stage / name) for name in sorted(units)]
+        argv = ("systemd-analyze", *scope, "verify", "--man=no", "--recursive-errors=no", *files)
+        done = run_program(argv, deadline_s=_QUICK_S, environ=environ)
+    except HostError as error:
+        if error.code == "host.program_missing":
+            return None
+        raise
+    finally:
+        fs.remove_tree(stage)
+    return done.tail() if done.returncode else None
+
+
+def render_units(
+    kind: Literal["system", "user"], paths: NodePaths, version_directory: Path, config: RuntimeConfig
+) -> Units:
+    """The units of one version with one configuration. Raises HostError `runtime.unit_value_refused`."""
+    environment = templates()
     addresses = _listen_addresses(config)
     values: dict[str, dict[str, Any]] = {
         UNIT_NAME: {
@@ -206,26 +240,13 @@ class Systemd:
                 fs.write_atomic(self.directory / name, content, mode=0o644)
 
     def verify(self, units: Units) -> None:
-        """systemd-analyze judges the files under their own names, in a directory that goes away; hosts without it skip this."""
-        directory = self.directory / f".sbctl-tmp-{secrets.token_hex(8)}"
-        fs.ensure_directory(directory, mode=0o700)
-        try:
-            for name, content in units.items():
-                fs.write_atomic(directory / name, content, mode=0o644)
-            scope = ("--user",) if self.kind == "user" else ()
-            options = ("verify", "--man=no", "--recursive-errors=no")
-            argv = ("systemd-analyze", *scope, *options, *(str(directory / name) for name in sorted(units)))
-            done = run_program(argv, deadline_s=_QUICK_S, environ=self.environ)
-        except HostError as error:
-            if error.code == "host.program_missing":
-                return
-            raise
-        finally:
-            fs.remove_tree(directory)
-        if done.returncode:
+        """Raises HostError `runtime.unit_invalid`, and as `refused_by_systemd`."""
+        scope = ("--user",) if self.kind == "user" else ()
+        said = refused_by_systemd(self.directory, units, scope=scope, environ=self.environ)
+        if said is not None:
             raise HostError(
                 "runtime.unit_invalid",
-                f"systemd refuses the units: {done.tail()}",
+                f"systemd refuses the units: {said}",
                 place=str(self.unit_path),
                 next_step="nothing was changed; this is a fault of sbctl unless a drop-in of yours is named",
             )
