@@ -7,12 +7,12 @@ from typing import Final, Literal
 
 from sbctl.base.errors import ConfigError, Diagnostic
 from sbctl.config.compiled import CompiledDeployment
+from sbctl.engines.model import DRIVEN
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT
 from sbctl.trust.bundle import EnginePolicy
 
 __all__ = ["engine_policy"]
 
-_KINDS: Final = ("llama_cpp",)
 _LAUNCHES: Final = ("wheel", "binary")
 _ACCELERATION: Final[Mapping[str, Literal["cpu", "cuda", "vulkan"]]] = {
     "auto": "cpu", "cpu": "cpu", "cuda": "cuda", "vulkan": "vulkan",
@@ -23,8 +23,8 @@ _ACCELERATION: Final[Mapping[str, Literal["cpu", "cuda", "vulkan"]]] = {
 def engine_policy(deployment: CompiledDeployment) -> EnginePolicy:
     """A wheel always has a version (the default pin when none is named). Raises ConfigError for what hosts cannot launch yet."""
     policy = deployment.engine_policy
-    if deployment.engine not in _KINDS:
-        raise _not_yet(deployment, f"engine {deployment.engine}", f"engines: {', '.join(_KINDS)}")
+    if deployment.engine not in DRIVEN:
+        raise _not_yet(deployment, f"engine {deployment.engine}", f"engines: {', '.join(DRIVEN)}")
     if policy.launch not in _LAUNCHES:
         raise _not_yet(deployment, f"launch: {policy.launch}", f"launch is {' or '.join(_LAUNCHES)}")
     version = deployment.model.engine_version or policy.version

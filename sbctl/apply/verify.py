@@ -50,7 +50,7 @@ def degraded_replicas(snapshot: NodeSnapshot) -> tuple[str, ...]:
     for deployment in snapshot.deployments:
         failed = [replica for replica in deployment.replicas if replica.state == "failed"]
         for replica in failed:
-            cause = replica.last_error or replica.reason_code or "the runtime gave no cause"
+            cause = replica.cause or replica.reason_code or "the runtime gave no cause"
             found.append(f"deployment {deployment.deployment}: replica {replica.replica} failed: {cause}")
         if deployment.state == "failed" and not failed:
             found.append(f"deployment {deployment.deployment} failed: {deployment.last_error or 'no cause given'}")

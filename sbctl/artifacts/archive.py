@@ -30,7 +30,10 @@ _METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 
 def _refused(archive: Path, member: str, why: str) -> ArtifactError:
     return ArtifactError(
-        "artifact.archive_refused", f"{display_safe(member)} is not taken out: {why}", place=str(archive)
+        "artifact.archive_refused",
+        f"{display_safe(member)} is not taken out: {why}",
+        place=str(archive),
+        next_step="name another source or mirror for it: this archive is not what was expected",
     )
 
 
@@ -87,7 +90,10 @@ def _find(opened: zipfile.ZipFile, archive: Path, member: str) -> zipfile.ZipInf
     named = [entry for entry in opened.infolist() if entry.filename == member]
     if not named:
         raise ArtifactError(
-            "artifact.member_missing", f"the archive has no member {display_safe(member)}", place=str(archive)
+            "artifact.member_missing",
+            f"the archive has no member {display_safe(member)}",
+            place=str(archive),
+            next_step="correct what stands behind # in the source, or the version of the archive",
         )
     if len(named) > 1:
         raise _refused(archive, member, "the archive has it twice")

@@ -175,7 +175,13 @@ class ArtifactCache:
                 break
             self.clock.sleep_s(_LEASE_PAUSE_S)
         else:
-            raise RefusedError("artifact.in_use", "the artifact is being removed", place=artifact, retryable=True)
+            raise RefusedError(
+                "artifact.in_use",
+                "the artifact is being removed",
+                place=artifact,
+                next_step="run the command again: what was removed is fetched anew",
+                retryable=True,
+            )
         return lock
 
     def verify(self, artifact: str) -> Verification:

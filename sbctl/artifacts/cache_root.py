@@ -19,7 +19,12 @@ __all__ = ["check_root"]
 def check_root(root: Path) -> None:
     """Raises RefusedError `cache.unsafe_permissions` with the directory and the remedy; what does not exist yet is not judged."""
     if not root.is_absolute() or ".." in root.parts:
-        raise InputError("cache.path_invalid", "the cache directory must be an absolute path", place=str(root))
+        raise InputError(
+            "cache.path_invalid",
+            "the cache directory must be an absolute path without ..",
+            place=str(root),
+            next_step="write the whole path (proxy.model_host.cache.directory, --cache-dir)",
+        )
     owner = os.geteuid()
     for directory in (root, *root.parents):
         try:

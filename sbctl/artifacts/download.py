@@ -99,7 +99,12 @@ def _named(source: Location | NamedSource | str) -> NamedSource:
 
 def _all_failed(given_up: Sequence[tuple[str, SbctlError]], target: Path) -> SbctlError:
     if not given_up:
-        return ArtifactError("artifact.no_source", "no source names this file", place=str(target))
+        return ArtifactError(
+            "artifact.no_source",
+            "no source names this file",
+            place=str(target),
+            next_step="give the variant a source or a mirror in the catalog",
+        )
     last = given_up[-1][1]
     if len(given_up) > 1:
         others = "; ".join(f"{name}: {error.message}" for name, error in given_up[:-1])
@@ -248,7 +253,10 @@ def _remove_quietly(path: Path) -> None:
 def _is_done(target: Path, sha256: str) -> bool:
     if target.is_symlink():
         raise SbctlError(
-            "disk.symlink_refused", "a symbolic link stands where a file of ours belongs", place=str(target)
+            "disk.symlink_refused",
+            "a symbolic link stands where a file of ours belongs",
+            place=str(target),
+            next_step="look who placed it and remove it",
         )
     try:
         return target.is_file() and sha256_file(target) == sha256

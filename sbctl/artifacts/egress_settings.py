@@ -49,7 +49,12 @@ def _address(name: str, value: str) -> URL:
     try:
         url = parse_url(value)
     except ArtifactError as error:
-        raise InputError("egress.invalid", f"{name} is not an http or https address", place=f"egress.{name}") from error
+        raise InputError(
+            "egress.invalid",
+            f"{name} is not an http or https address",
+            place=f"egress.{name}",
+            next_step="write it as http://HOST:PORT or https://HOST[:PORT]",
+        ) from error
     if url.user is not None or url.password is not None:
         raise InputError(
             "egress.invalid",
@@ -66,5 +71,10 @@ def _pair(name: EgressSecret, held: Mapping[EgressSecret, Secret]) -> tuple[str,
     except UnicodeDecodeError:
         user = colon = password = ""
     if not user or not colon:
-        raise InputError("egress.invalid", f"{name} is not USER:PASSWORD", place=f"egress.{name}")
+        raise InputError(
+            "egress.invalid",
+            f"{name} is not USER:PASSWORD",
+            place=f"egress.{name}",
+            next_step="put both into the secret, with a colon between them",
+        )
     return user, password

@@ -76,7 +76,12 @@ def parse_url(text: str) -> URL:
 
 
 def _refused(place: str, why: str) -> ArtifactError:
-    return ArtifactError("artifact.url_refused", f"this address is not fetched: {why}", place=place)
+    return ArtifactError(
+        "artifact.url_refused",
+        f"this address is not fetched: {why}",
+        place=place,
+        next_step="correct it; a host of yours inside is listed in egress.allowed_hosts (on the operator's machine: SBCTL_DOWNLOAD_HOSTS)",
+    )
 
 
 Origin = tuple[str, str, int]
@@ -270,7 +275,12 @@ def _setting(name: str, value: str) -> URL:
     try:
         return parse_url(value)
     except ArtifactError as error:
-        raise InputError("artifact.setting_invalid", f"{name} is not an http or https address", place=name) from error
+        raise InputError(
+            "artifact.setting_invalid",
+            f"{name} is not an http or https address",
+            place=name,
+            next_step="correct this variable of the environment, or unset it",
+        ) from error
 
 
 def _default_index() -> str:

@@ -23,6 +23,7 @@ from sbctl.artifacts.fetch_policy import (
     shown,
     tls_context,
 )
+from sbctl.artifacts.http_answers import OTHER_ADDRESS, status_error
 from sbctl.base.errors import ArtifactError
 from sbctl.base.limits import DOWNLOAD_MAX_REDIRECTS, DOWNLOAD_STALL_S
 
@@ -111,13 +112,17 @@ class Fetcher:
                             "artifact.encoding_refused",
                             "the server compressed what was asked for as it is",
                             place=shown(url),
+                            next_step=OTHER_ADDRESS,
                         )
                     yield response
                     return
                 following = _next_hop(url, response.headers.get("Location", ""))
             if url.scheme == "https" and following.scheme != "https":
                 raise ArtifactError(
-                    "artifact.url_refused", "a redirect from https to plain http is not followed", place=shown(url)
+                    "artifact.url_refused",
+                    "a redirect from https to plain http is not followed",
+                    place=shown(url),
+                    next_step=OTHER_ADDRESS,
                 )
             trusted = trusted and origin_of(following) == origin_of(start)
             url = following
@@ -125,6 +130,7 @@ class Fetcher:
             "artifact.too_many_redirects",
             f"more than {DOWNLOAD_MAX_REDIRECTS} redirects were answered",
             place=shown(start),
+            next_step=OTHER_ADDRESS,
         )
 
     @contextlib.asynccontextmanager
@@ -169,20 +175,17 @@ class Fetcher:
         """A whole small document: bytes, content type, final URL. Raises ArtifactError, `artifact.http_status` for all but 200."""
         async with self.open(url, {"Accept": accept}) as response:
             if response.status != 200:
-                raise ArtifactError(
-                    "artifact.http_status",
-                    f"the server answered {response.status}",
-                    place=shown(url),
-                    retryable=response.status in (408, 429) or response.status >= 500,
-                    detail={"status": response.status},
-                )
+                raise status_error(response, url)
             body = bytearray()
             try:
                 async for chunk in response.content.iter_any():
                     body += chunk
                     if len(body) > max_bytes:
                         raise ArtifactError(
-                            "artifact.page_too_large", f"the page has more than {max_bytes} bytes", place=shown(url)
+                            "artifact.page_too_large",
+                            f"the page has more than {max_bytes} bytes",
+                            place=shown(url),
+                            next_step=OTHER_ADDRESS,
                         )
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise transport_error(url, error) from error
@@ -191,11 +194,17 @@ class Fetcher:
 
 def _next_hop(url: URL, location: str) -> URL:
     if not location:
-        raise ArtifactError("artifact.url_refused", "a redirect names no address", place=shown(url))
+        raise _nowhere(url)
     if "://" in location.partition("?")[0] or location.startswith("//"):
         return parse_url(f"{url.scheme}:{location}" if location.startswith("//") else location)
     try:
         joined = url.join(URL(location))
     except ValueError as error:
-        raise ArtifactError("artifact.url_refused", "a redirect names no address", place=shown(url)) from error
+        raise _nowhere(url) from error
     return parse_url(str(joined))
+
+
+def _nowhere(url: URL) -> ArtifactError:
+    return ArtifactError(
+        "artifact.url_refused", "a redirect names no address", place=shown(url), next_step=OTHER_ADDRESS
+    )

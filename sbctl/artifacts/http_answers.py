@@ -14,7 +14,7 @@ from yarl import URL
 from sbctl.artifacts.fetch_policy import shown
 from sbctl.base.errors import ArtifactError
 
-__all__ = ["content_range", "pause_s", "size_error", "status_error", "takes_ranges", "validator"]
+__all__ = ["OTHER_ADDRESS", "content_range", "pause_s", "size_error", "status_error", "takes_ranges", "validator"]
 
 _BACKOFF_FIRST_S: Final = 0.5
 _BACKOFF_CAP_S: Final = 30.0
@@ -26,6 +26,13 @@ _STEPS: Final = {
     404: "check the source and revision in the catalog",
     407: "the proxy asks for a password: set egress.proxy_credentials",
 }
+_PASSES: Final = frozenset({206, 408, 416, 425, 429})
+_BUSY: Final = (
+    "run it again later, when the server has recovered, or name a mirror in the catalog: what was fetched is kept"
+)
+OTHER_ADDRESS: Final = (
+    "look at what this address answers (a portal or a proxy on the way?), or name another source or mirror"
+)
 
 
 def content_range(headers: Mapping[str, str]) -> tuple[int, int, int] | None:
@@ -52,8 +59,8 @@ def status_error(response: aiohttp.ClientResponse, url: URL) -> ArtifactError:
         "artifact.http_status",
         f"the server answered {status}",
         place=shown(url),
-        next_step=_STEPS.get(status),
-        retryable=status in (206, 408, 416, 425, 429) or status >= 500,
+        next_step=_STEPS.get(status, _BUSY if status in _PASSES or status >= 500 else OTHER_ADDRESS),
+        retryable=status in _PASSES or status >= 500,
         detail={"status": status, "retry_after_s": _retry_after_s(response.headers)},
     )
 

@@ -114,6 +114,7 @@ async def read_small_file(fetcher: Fetcher, found: HubRepository, path: str) -> 
             "artifact.size_mismatch",
             f"the source has {len(content)} bytes where {file.size_bytes} are expected",
             place=shown(url),
+            next_step="run it again; if it stays so, what stands between here and the hub changes its files (HTTPS_PROXY, HF_ENDPOINT)",
         )
     return content
 
@@ -134,11 +135,14 @@ def _explained(error: ArtifactError, repository: str, revision: str) -> Artifact
             next_step="check the spelling; a private one needs a token (HF_TOKEN)",
         )
     if status in (401, 403):
+        # A hub says 401 of what it does not have too, so that nobody learns which names are private.
+        doubt = ": it has no such repository, or it is private or gated" if status == 401 else ""
+        check = "check the spelling; if it is right, " if status == 401 else ""
         return ArtifactError(
             "hub.refused",
-            f'the hub refuses to show "{repository}"',
+            f'the hub does not show "{repository}" to this caller{doubt}',
             place=error.place,
-            next_step="accept its terms on the hub with your account, then give that account's token (HF_TOKEN)",
+            next_step=f"{check}accept its terms on the hub with your account, then give that account's token (HF_TOKEN)",
         )
     return error
 

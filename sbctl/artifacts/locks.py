@@ -86,7 +86,11 @@ def hold(path: Path, clock: Clock, *, shared: bool = False, patience_s: float = 
     while not lock.try_acquire(shared=shared):
         if clock.monotonic_s() - began >= patience_s:
             raise LockedError(
-                "cache.locked", "another process works on the model cache", place=str(path), retryable=True
+                "cache.locked",
+                f"another process works on the model cache, for {patience_s:.0f} s by now",
+                place=str(path),
+                next_step="wait until it ends, then run the command again",
+                retryable=True,
             )
         clock.sleep_s(_POLL_S)
     try:

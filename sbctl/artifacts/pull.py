@@ -222,6 +222,7 @@ class _Ensuring:
             "artifact.contended",
             "other processes removed blobs of this artifact as fast as they were fetched",
             place=facts.artifact,
+            next_step="run it again once nobody prunes or removes models of this cache",
             retryable=True,
         )
 

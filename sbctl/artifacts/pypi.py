@@ -73,7 +73,10 @@ def parse_pypi(text: str) -> PypiReference:
         Version(match["version"])
     except InvalidVersion as error:
         raise InputError(
-            "artifact.source_invalid", f'"{match["version"]}" is not a version of a package', place=text[:200]
+            "artifact.source_invalid",
+            f'"{match["version"]}" is not a version of a package',
+            place=text[:200],
+            next_step="write pypi:PROJECT==VERSION#path/inside/the/wheel",
         ) from error
     return PypiReference(match["project"], match["version"], member)
 
@@ -112,11 +115,19 @@ async def resolve(
         )
     if chosen.is_yanked and not content_is_pinned:
         reason = display_safe(chosen.yanked_reason or "no reason is given", max_chars=200)
-        raise ArtifactError("artifact.yanked", f"{chosen.filename} was withdrawn by its authors: {reason}", place=place)
+        raise ArtifactError(
+            "artifact.yanked",
+            f"{chosen.filename} was withdrawn by its authors: {reason}",
+            place=place,
+            next_step="choose another version",
+        )
     digest = str((chosen.digests or {}).get("sha256", "")).lower()
     if not is_digest(digest):
         raise ArtifactError(
-            "artifact.no_digest", f"the package index gives no SHA-256 for {chosen.filename}", place=place
+            "artifact.no_digest",
+            f"the package index gives no SHA-256 for {chosen.filename}",
+            place=place,
+            next_step="use an index that gives digests: egress.package_index (on the operator's machine SBCTL_PACKAGE_INDEX)",
         )
     url = parse_url(str(chosen.url).partition("#")[0])
     fetcher.origins.add(url)
@@ -168,6 +179,9 @@ async def _packages(project: str, page_url: URL, fetcher: Fetcher) -> list[Distr
                 page = ProjectPage.from_html(project, body, str(base))
         except (UnsupportedRepoVersionError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError(
-                "artifact.index_invalid", "the package index answered a page that cannot be read", place=shown(page_url)
+                "artifact.index_invalid",
+                "the package index answered a page that cannot be read",
+                place=shown(page_url),
+                next_step="check egress.package_index (on the operator's machine SBCTL_PACKAGE_INDEX): it must be the simple index itself",
             ) from error
     return list(page.packages)

@@ -19,6 +19,7 @@ from sbctl.artifacts.formats.shape import ModelShape
 from sbctl.artifacts.member_path import is_safe_member
 from sbctl.artifacts.model import ArtifactFacts, artifact_id
 from sbctl.base import fs, strict_json
+from sbctl.base.display import display_safe
 from sbctl.base.errors import ArtifactError, InputError
 from sbctl.base.ids import is_digest
 from sbctl.base.limits import MIB
@@ -27,6 +28,7 @@ __all__ = ["MANIFEST", "Manifest", "broken_seal", "check_facts", "read_manifest"
 
 MANIFEST: Final = "artifact.json"
 _MANIFEST_MAX_BYTES: Final = 4 * MIB
+_FETCH_AGAIN: Final = "sbctl apply, or sbctl models pull of this model, gets it again"
 
 
 class Manifest(BaseModel):
@@ -53,7 +55,10 @@ def check_facts(facts: ArtifactFacts) -> None:
         problem = "its name does not belong to its files"
     if problem is not None:
         raise InputError(
-            "artifact.invalid", f"the artifact cannot be stored: {problem}", place=f"{facts.model}:{facts.variant}"
+            "artifact.invalid",
+            f"the artifact cannot be stored: {problem}",
+            place=f"{facts.model}:{facts.variant}",
+            next_step="correct the files of this variant in the catalog",
         )
 
 
@@ -62,18 +67,24 @@ def read_manifest(snapshot: Path) -> Manifest:
     try:
         path = snapshot / MANIFEST
         if path.is_symlink():
-            raise InputError("file.not_regular", "it is a symbolic link")
+            raise InputError("file.not_regular", "it is a symbolic link", place=str(path), next_step=_FETCH_AGAIN)
         raw = strict_json.loads(fs.read_bounded(path, max_bytes=_MANIFEST_MAX_BYTES), max_bytes=_MANIFEST_MAX_BYTES)
         manifest = Manifest.model_validate_json(json.dumps(raw))
         check_facts(manifest.facts)
     except (InputError, ValidationError) as error:
         why = error.message if isinstance(error, InputError) else "it does not have its form"
         raise ArtifactError(
-            "artifact.manifest_damaged", f"the manifest of an artifact is unusable: {why}", place=str(snapshot)
+            "artifact.manifest_damaged",
+            f"the manifest of an artifact is unusable: {why}",
+            place=str(snapshot),
+            next_step=_FETCH_AGAIN,
         ) from error
     if manifest.facts.artifact != snapshot.name or set(manifest.seals) != {file.path for file in manifest.facts.files}:
         raise ArtifactError(
-            "artifact.manifest_damaged", "the manifest belongs to another artifact", place=str(snapshot)
+            "artifact.manifest_damaged",
+            "the manifest belongs to another artifact",
+            place=str(snapshot),
+            next_step=_FETCH_AGAIN,
         )
     return manifest
 
@@ -113,5 +124,10 @@ def broken_seal(snapshot: Path, manifest: Manifest) -> str | None:
 def digest_of_name(text: str) -> str:
     """`text` when it is a digest, since it becomes a path part. Raises InputError `artifact.name_invalid`."""
     if not is_digest(text):
-        raise InputError("artifact.name_invalid", "an artifact is named by 64 lowercase hexadecimal characters")
+        raise InputError(
+            "artifact.name_invalid",
+            "an artifact is named by 64 lowercase hexadecimal characters",
+            place=display_safe(text, max_chars=80),
+            next_step="sbctl models list --format json has the names",
+        )
     return text

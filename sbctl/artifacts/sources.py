@@ -164,6 +164,7 @@ async def locate(source: Source, file: ArtifactFile, facts: ArtifactFacts, fetch
         "artifact.source_unsuitable",
         f"the source names one file and the artifact {facts.model}:{facts.variant} has {len(facts.files)}",
         place=display_safe(str(source), max_chars=200),
+        next_step="end the address in a slash, so that each file is looked for below it, or name a hub or a directory",
     )
 
 
@@ -180,7 +181,10 @@ def _local_file(path: Path, relative: str, *, single: bool) -> Path:
         found = path / relative
     if path.is_symlink() or found.is_symlink():
         raise ArtifactError(
-            "artifact.symlink_refused", "a file: source is not followed through a symbolic link", place=str(found)
+            "artifact.symlink_refused",
+            "a file: source is not followed through a symbolic link",
+            place=str(found),
+            next_step="name the path that the link leads to",
         )
     if not found.is_file():
         raise ArtifactError(

@@ -148,4 +148,9 @@ class _Unpacking:
 
 
 def _refused(archive: Path, why: str) -> ArtifactError:
-    return ArtifactError("artifact.archive_refused", f"the archive is not unpacked: {why}", place=str(archive))
+    return ArtifactError(
+        "artifact.archive_refused",
+        f"the archive is not unpacked: {why}",
+        place=str(archive),
+        next_step="use another build (engines.llama_cpp.version), or launch: wheel",
+    )

@@ -231,9 +231,15 @@ class CatalogModel(Block):
     source: PlainText | None = Field(default=None, description="Source of a catalog of version 1.")
     revision: PlainText | None = Field(default=None, description="Revision of a catalog of version 1.")
     sha256: dict[str, HexDigest] = Field(default_factory=dict, description="Pins of a catalog of version 1.")
-    hf_token: TokenName | None = Field(default=None, description="Environment variable with the token, as ${NAME}.")
-    engine: EngineKind | None = Field(default=None, description="Preferred engine.")
-    pull: Pull | None = Field(default=None, description="When its weights are fetched, unless a deployment says so.")
+    hf_token: TokenName | None = Field(
+        default=None, description="As SBproxy's catalogs have it; not used: egress.hf_token is the hosts' token."
+    )
+    engine: EngineKind | None = Field(
+        default=None, description="Engine that people prefer, to be read; a deployment's engine decides."
+    )
+    pull: Pull | None = Field(
+        default=None, description="on_boot: models pull without names gets it, and a legacy serve: entry of it is warm."
+    )
 
 
 class CatalogDocument(Block):

@@ -155,7 +155,7 @@ def require_healthy(found: Planned) -> None:
         for deployment in snapshot.deployments:
             given_up = [one for one in deployment.replicas if one.state == "failed" and one.reason_code == "crash_loop"]
             if given_up:
-                cause = given_up[0].last_error or "the runtime gave no cause"
+                cause = given_up[0].cause or "the runtime gave no cause"
                 raise DegradedError(
                     "apply.degraded",
                     f"nothing is to change, but deployment {deployment.deployment} was given up: {cause}",

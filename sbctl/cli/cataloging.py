@@ -34,10 +34,12 @@ from sbctl.config.catalog_file import read_catalog_file
 from sbctl.config.diagnose import Report
 from sbctl.config.reader import parse_yaml
 
-__all__ = ["Finding", "Updated", "add", "catalog_path", "check", "proposed", "update"]
+__all__ = ["Finding", "Updated", "add", "catalog_path", "check", "is_read", "proposed", "update"]
 
 _DEFAULT_NAME: Final = "catalog.yml"
 _BRANCH: Final = "main"
+_SAY_FALSE: Final = frozenset({"hub.unknown", "hub.refused"})
+"""What a hub says of an entry that cannot be had from it; whatever else goes wrong says nothing about the entry."""
 T = TypeVar("T")
 
 Verdict = Literal["true", "newer", "false", "unchecked"]
@@ -71,16 +73,36 @@ def catalog_path(given: Path | None, file: Path) -> Path:
     if given is not None:
         return given
     directory = file.absolute().parent
-    if file.exists():
-        from sbctl.cli.workspace import Workspace
-
-        document = Workspace(file).document.value
-        block = document.get("proxy") if isinstance(document, dict) else None
-        host = block.get("model_host") if isinstance(block, dict) else None
-        named = host.get("catalog_file") if isinstance(host, dict) else None
-        if isinstance(named, str) and "${" not in named:
-            return directory / Path(named).expanduser()
+    block = _written(file).get("proxy")
+    host = block.get("model_host") if isinstance(block, dict) else None
+    named = host.get("catalog_file") if isinstance(host, dict) else None
+    if isinstance(named, str) and "${" not in named:
+        return directory / Path(named).expanduser()
     return directory / _DEFAULT_NAME
+
+
+def is_read(file: Path) -> bool:
+    """Whether sb.yml names a catalog anywhere; without one, what is added is of no use to it. True where there is no sb.yml."""
+    pending: list[Any] = [_written(file)]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            if "catalog_file" in one:
+                return True
+            pending += one.values()
+        elif isinstance(one, list):
+            pending += one
+    return not file.exists()
+
+
+def _written(file: Path) -> dict[Any, Any]:
+    """sb.yml as it stands, nothing put in; empty where there is none."""
+    if not file.exists():
+        return {}
+    from sbctl.cli.workspace import Workspace
+
+    value = Workspace(file).document.value
+    return value if isinstance(value, dict) else {}
 
 
 def proposed(reference: str, files: Sequence[str], asked: Asked) -> tuple[Proposal, bool]:
@@ -166,6 +188,7 @@ async def _with_configuration(fetcher: Fetcher, found: HubRepository, asked: Ask
             "catalog.config_invalid",
             f"config.json of the model cannot be read: {error.message}",
             place=found.repository,
+            next_step="choose another revision or repository: no engine of ours reads it either",
         ) from error
     if not isinstance(told, Mapping):
         told = {}
@@ -193,7 +216,9 @@ async def _against_source(fetcher: Fetcher, model: str, variant: CatalogVariant)
         pinned = await read_repository(fetcher, source.repository, source.revision or variant.revision)
         wrong = await _differences(fetcher, pinned, variant)
     except SbctlError as error:
-        if not error.code.startswith("hub."):
+        if error.code == "hub.file_unhashed":
+            return Finding(model, variant.id, "unchecked", error.message)
+        if error.code not in _SAY_FALSE:
             raise
         return Finding(model, variant.id, "false", error.message)
     if wrong:

@@ -24,6 +24,8 @@ from sbctl.catalog.loader import builtin_catalog
 from sbctl.cli.cluster_words import cluster_check, store_checks
 from sbctl.cli.egress_checks import egress_checks
 from sbctl.cli.fitness import (
+    budget_checks,
+    cache_bytes,
     certificate_checks,
     clock_check,
     device_checks,
@@ -136,7 +138,7 @@ def examine(file: Path | None) -> Report:
             if host is not None:
                 fits = list(need_checks(host, snapshot))
                 checks.extend((*fits, *engine_checks(host, snapshot, workspace.environ)))
-                checks.extend(program_disk_check(host, snapshot))
+                checks.extend((*program_disk_check(host, snapshot), *budget_checks(host, snapshot)))
                 checks.extend(port_checks(host, cluster, snapshot, holders.get(name, ())))
                 needs.extend(_needs(host, snapshot, fits))
                 budgets.update(budget_check(host, snapshot))
@@ -280,10 +282,10 @@ def _engine(name: str, snapshot: NodeSnapshot) -> Check:
 
 def engine_checks(host: CompiledHost, snapshot: NodeSnapshot, environ: Mapping[str, str]) -> Iterator[Check]:
     """Whether each engine that deployments ask for is there or can be had. A program is only asked on this machine."""
-    seen: set[tuple[str, str, str | None]] = set()
+    seen: set[tuple[str | None, ...]] = set()
     for deployment in host.deployments.values():
         policy = deployment.engine_policy
-        wanted = (deployment.engine, policy.launch, policy.path)
+        wanted = (deployment.engine, policy.launch, policy.path, policy.version, policy.acceleration)
         if wanted in seen or policy.launch != "binary":
             continue
         seen.add(wanted)
@@ -305,12 +307,18 @@ def engine_checks(host: CompiledHost, snapshot: NodeSnapshot, environ: Mapping[s
 
 
 def budget_check(host: CompiledHost, snapshot: NodeSnapshot) -> Mapping[str, Mapping[str, Any]]:
-    """The cache's budget against the free disk, by host; nothing where no budget is set. Pure."""
+    """The cache's budget against the disk that is free for it or has its models already, by host; nothing where no budget is set. Pure."""
     budget, free = host.model_host.cache.budget_gib, snapshot.disk.cache_free_bytes
     if budget is None:
         return {}
     free_gib = None if free is None else round(free / GIB, 1)
-    return {host.name: {"budget_gib": budget, "free_gib": free_gib, "sufficient": free is None or budget * GIB <= free}}
+    return {
+        host.name: {
+            "budget_gib": budget,
+            "free_gib": free_gib,
+            "sufficient": free is None or budget * GIB <= free + cache_bytes(snapshot),
+        }
+    }
 
 
 def _needs(host: CompiledHost, snapshot: NodeSnapshot, checks: Iterable[Check]) -> Iterator[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from sbctl.artifacts.model import ArtifactFacts
 from sbctl.base.display import format_bytes
-from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S, MIB
+from sbctl.base.limits import CLOCK_SKEW_LEEWAY_S, GIB, MIB
 from sbctl.cli.memory_needs import needs_of, usable_bytes
 from sbctl.cli.public_certificates import certificate_notes, certificate_problems
 from sbctl.config.compiled import CompiledHost
@@ -20,6 +20,8 @@ from sbctl.trust.identity import CLOCK_SKEW_S
 from sbctl.views.host_views import Check, Verdict
 
 __all__ = [
+    "budget_checks",
+    "cache_bytes",
     "certificate_checks",
     "clock_check",
     "device_checks",
@@ -38,6 +40,7 @@ _NETWORK: Final = frozenset(
 )  # fmt: skip
 _LOCAL_FUSE: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
 _TOGETHER: Final = "unset warm of one, lower its max_context or max_concurrency, set kv_quant: int8, or move it to another host (required_labels)"
+_BUILT_FOR: Final = "builds for devices use them (engines.llama_cpp with launch: binary and acceleration), the wheel computes on the CPU"
 _DRIVER_COMMANDS: Final = {
     "debian": "enable contrib and non-free, then: apt-get install linux-headers-amd64 nvidia-driver firmware-misc-nonfree; reboot",
     "ubuntu": "apt-get install ubuntu-drivers-common, then: ubuntu-drivers install; reboot",
@@ -56,13 +59,38 @@ def need_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
         together: Verdict = "fail" if needs.short_bytes else "pass"
         yield Check("fit together", together, needs.said, _TOGETHER, host.name)
     present = {artifact.artifact for artifact in snapshot.artifacts if artifact.state == "ready"}
-    missing = {
-        one.artifact.artifact: one.artifact for one in host.deployments.values() if one.artifact.artifact not in present
-    }
+    needed = {facts.artifact: facts for one in host.deployments.values() for facts in one.artifacts}
+    missing = {artifact: facts for artifact, facts in needed.items() if artifact not in present}
     free = snapshot.disk.cache_free_bytes
     if missing and free is not None:
         taken = {artifact.artifact: artifact.taken_bytes for artifact in snapshot.artifacts}
         yield _disk(host.name, missing.values(), taken, free)
+
+
+def cache_bytes(snapshot: NodeSnapshot) -> int:
+    """What the models of a host's cache have of its disk."""
+    return sum(one.taken_bytes if one.state == "partial" else one.size_bytes for one in snapshot.artifacts)
+
+
+def budget_checks(host: CompiledHost, snapshot: NodeSnapshot) -> Iterator[Check]:
+    """The cache's budget against what deployments need, which nothing takes from them, and against the disk."""
+    budget_gib, free = host.model_host.cache.budget_gib, snapshot.disk.cache_free_bytes
+    if budget_gib is None:
+        return
+    budget, held = int(budget_gib * GIB), cache_bytes(snapshot)
+    configured = {facts.artifact: facts for one in host.deployments.values() for facts in one.artifacts}
+    needed = sum(facts.total_bytes for facts in configured.values())
+    if needed > budget:
+        said = f"{format_bytes(budget)}, and the deployments need {format_bytes(needed)}, which stays whatever the budget says"
+        yield Check(
+            "cache budget", "warn", said, "raise proxy.model_host.cache.budget_gib, or serve fewer models", host.name
+        )
+    elif free is not None and budget > held + free:
+        said = f"{format_bytes(budget)}, and the disk has room for {format_bytes(held + free)}"
+        remedy = "lower proxy.model_host.cache.budget_gib, or set cache.directory to a larger disk: a pull would find it full first"
+        yield Check("cache budget", "warn", said, remedy, host.name)
+    else:
+        yield Check("cache budget", "pass", f"{format_bytes(budget)}, {format_bytes(held)} of it taken", host=host.name)
 
 
 def _disk(host: str, missing: Iterable[ArtifactFacts], taken: Mapping[str, int], free: int) -> Check:
@@ -178,7 +206,9 @@ def device_checks(name: str, facts: HostFacts) -> Iterator[Check]:
     yield Check(
         "gpu",
         "pass" if facts.gpus else "skip",
-        f"{', '.join(_device(gpu) for gpu in facts.gpus) or 'none found'}; engines of this version run on the CPU",
+        f"{', '.join(_device(gpu) for gpu in facts.gpus)}; {_BUILT_FOR}"
+        if facts.gpus
+        else "none found; engines compute on the CPU",
         host=name,
     )
 

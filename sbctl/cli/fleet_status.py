@@ -145,7 +145,7 @@ def _held_revision(found: NodeSnapshot) -> int | None:
 def _broken(deployment: DeploymentState) -> Iterator[str]:
     failed = [one for one in deployment.replicas if one.state == "failed"]
     if failed:
-        cause = failed[0].last_error or deployment.last_error or "no cause was given"
+        cause = failed[0].cause or deployment.last_error or "no cause was given"
         reason = f" ({failed[0].reason_code})" if failed[0].reason_code else ""
         count = f"{len(failed)} of {len(deployment.replicas)} replicas"
         yield f"deployment {deployment.deployment}: {count} failed{reason}: {cause}"

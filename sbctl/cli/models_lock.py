@@ -20,9 +20,10 @@ from sbctl.artifacts.lockfile import (
 )
 from sbctl.artifacts.model import ArtifactFacts, ArtifactFile, artifact_id
 from sbctl.base.clock import Clock
-from sbctl.base.errors import ConfigError
+from sbctl.base.errors import ConfigError, SbctlError
 from sbctl.cli.models_places import Place
 from sbctl.config.compiled import CompiledConfig, CompiledDeployment, CompiledHost
+from sbctl.views.models_views import PlaceError
 
 __all__ = ["lock_path", "locked_models", "refuse_unlocked", "verified", "wanted_models", "write_models_lock"]
 
@@ -82,18 +83,24 @@ def locked_models(lock: ModelsLock) -> list[Mapping[str, Any]]:
 
 def verified(
     config: CompiledConfig | None, lock: ModelsLock, places: Sequence[Place]
-) -> list[tuple[str | None, LockRow]]:
-    """sb.yml against the lock, and the caches of `places` against both; the host's name beside each row where there are several.
+) -> tuple[list[tuple[str | None, LockRow]], list[PlaceError]]:
+    """sb.yml against the lock, and the caches of `places` against both; the host's name beside each row where there are several. A place that
+    gives no answer is told beside the others.
 
-    Where sb.yml does not name the machine, the lock alone says what its cache must have. Raises what asking a place raises.
+    Where sb.yml does not name the machine, the lock alone says what its cache must have.
     """
     wanted = [] if config is None else list(wanted_models(config))
     if not places:
-        return [(None, row) for row in compared(lock, wanted)]
+        return [(None, row) for row in compared(lock, wanted)], []
     configured = {(one.facts.model, one.facts.variant) for one in wanted}
     rows: list[tuple[str | None, LockRow]] = []
+    errors: list[PlaceError] = []
     for place in places:
-        states: dict[str, str] = {one.artifact: one.state for one in place.door.listing(()).artifacts}
+        try:
+            states: dict[str, str] = {one.artifact: one.state for one in place.door.listing(()).artifacts}
+        except SbctlError as error:
+            errors.append(PlaceError(place.name, error))
+            continue
 
         def state_of(facts: ArtifactFacts, states: Mapping[str, str] = states) -> str | None:
             return states.get(facts.artifact)
@@ -104,7 +111,7 @@ def verified(
             for row in compared(lock, own, cached=state_of)
             if row.status != "unused" or (row.name, row.variant) not in configured
         ]
-    return rows
+    return rows, errors
 
 
 def _of_lock(lock: ModelsLock) -> Iterator[WantedModel]:

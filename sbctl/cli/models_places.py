@@ -123,7 +123,12 @@ def opened_places(workspace: Workspace, request: PlaceRequest) -> Iterator[tuple
     catalog = None if request.catalog_file is None else _catalog_file(request.catalog_file)
     if request.hosts:
         if config is None:
-            raise InputError("file.missing", "there is no sb.yml that names hosts", place=str(workspace.file))
+            raise InputError(
+                "file.missing",
+                "there is no sb.yml that names hosts",
+                place=str(workspace.file),
+                next_step="-f names another file; without --host the cache of this machine is meant",
+            )
         chosen = chosen_hosts(config, request.hosts)
         connections = {name: host.connection for name, host in chosen.items()}
     else:

@@ -169,9 +169,10 @@ def _others(place: Place, rows: Sequence[ModelRow], cache: CacheListing) -> list
 
 
 def shown(places: Sequence[Place], text: str, *, verify: bool) -> tuple[CatalogEntry, Worked[ShownRow]]:
-    """One model on each place; with `verify` every byte of what is cached there is read. Raises InputError `catalog.unknown_model`."""
+    """One model on each place; with `verify` every byte of what is cached there is read. Raises InputError `catalog.unknown_model` where no
+    place has it."""
     model, variant = named(text, None)
-    entry = places[0].catalog.entries.get(model)
+    entry = next((place.catalog.entries[model] for place in places if model in place.catalog.entries), None)
     if entry is None:
         resolve(places[0].catalog, model)
     assert entry is not None

@@ -60,7 +60,12 @@ def opened_nodes(workspace: Workspace, patterns: Sequence[str]) -> Iterator[Node
     if patterns:
         config = config_of(workspace, require_pins=True)
         if config is None:
-            raise InputError("file.missing", "there is no sb.yml that names hosts", place=str(workspace.file))
+            raise InputError(
+                "file.missing",
+                "there is no sb.yml that names hosts",
+                place=str(workspace.file),
+                next_step="-f names another file; without --host this machine is meant",
+            )
         connections = {name: host.connection for name, host in chosen_hosts(config, patterns).items()}
     elif has_runtime(workspace.environ):
         connections = {HERE: Connection("local")}

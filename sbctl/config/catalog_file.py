@@ -71,4 +71,11 @@ def _checked(report: Report, document: Document) -> CatalogDocument | None:
     problems = list(rule_problems(catalog))
     for problem in problems:
         report.add("catalog.rule", problem.message, document.value_span(problem.path))
+    for model_id, model in catalog.models.items():
+        if model.hf_token is not None:
+            message = f'hf_token of "{model_id}" is not used: a token is for a host, not for a model'
+            notes = ("egress: {hf_token: secret:NAME} gives it to hosts; on this machine HF_TOKEN counts",)
+            report.note(
+                "catalog.hf_token_unused", message, document.key_span(("models", model_id, "hf_token")), notes=notes
+            )
     return None if problems else catalog

@@ -58,6 +58,7 @@ PROGRAM_NAME: Final = "llama-server"
 """Of a program of the user's, on PATH."""
 
 _PROBE_DEADLINE_S: Final = 10.0
+_RUN_IT: Final = "run it with --version yourself, or use launch: wheel"
 _VERSION_MAX_BYTES: Final = 64 * 1024
 _HELP_MAX_BYTES: Final = 1024 * 1024
 _RECORD_MAX_BYTES: Final = 64 * 1024
@@ -176,7 +177,7 @@ def probe_llama_server(program: Path, *, with_flags: bool = True, libraries: Pat
             "engine.probe_failed",
             f"{program} does not say a version as llama-server does: {display_safe(said.strip()[:200]) or 'it said nothing'}",
             place=str(program),
-            next_step="run it with --version yourself, or use launch: wheel",
+            next_step=_RUN_IT,
         )
     version = f"b{match['new'] or match['old']}"
     if not with_flags:
@@ -220,7 +221,10 @@ def _ask(argv: Sequence[str], max_bytes: int, libraries: Path | None) -> str:
         )
     except OSError as error:
         raise EngineError(
-            "engine.probe_failed", f"{argv[0]} cannot be started: {error.strerror}", place=argv[0]
+            "engine.probe_failed",
+            f"{argv[0]} cannot be started: {error.strerror}",
+            place=argv[0],
+            next_step=_RUN_IT,
         ) from error
     deadline = time.monotonic() + _PROBE_DEADLINE_S
     collected = bytearray()
@@ -231,7 +235,10 @@ def _ask(argv: Sequence[str], max_bytes: int, libraries: Path | None) -> str:
             while len(collected) < max_bytes:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise EngineError(
-                        "engine.probe_failed", f"{argv[0]} gave no answer in {_PROBE_DEADLINE_S:.0f} s", place=argv[0]
+                        "engine.probe_failed",
+                        f"{argv[0]} gave no answer in {_PROBE_DEADLINE_S:.0f} s",
+                        place=argv[0],
+                        next_step=_RUN_IT,
                     )
                 chunk = os.read(process.stdout.fileno(), min(65536, max_bytes - len(collected)))
                 if not chunk:

@@ -70,6 +70,7 @@ def weight_file(facts: ArtifactFacts) -> str:
     raise EngineError(
         "engine.artifact_unusable",
         f"llama.cpp needs one GGUF file or one complete set of shards; {facts.model}:{facts.variant} has {len(names)}",
+        place=f"{facts.model}:{facts.variant}",
         next_step="choose a GGUF variant of this model",
     )
 
@@ -294,7 +295,12 @@ def _render(listed: Sequence[Option], build: EngineBuild) -> list[str]:
     for flag, value in listed:
         allowed = FLAG_VALUES[flag]
         if (allowed is None) != (value is None) or (allowed is not None and not allowed.admits(value or "")):
-            raise EngineError("engine.unsafe_argument", f"{flag} cannot be {value!r} for llama.cpp")
+            raise EngineError(
+                "engine.unsafe_argument",
+                f"{flag} cannot be {value!r} for llama.cpp",
+                place=str(build.path),
+                next_step="correct what asks for it in the deployment: max_context, max_concurrency, kv_quant, lora or extra_args",
+            )
         if flag in known:
             argv += [flag] if value is None else [flag, value]
         elif flag == "--load-mode" and value is not None:

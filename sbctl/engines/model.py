@@ -13,6 +13,7 @@ from typing import Final, Literal
 from sbctl.base.limits import ENGINE_READY_DEADLINE_S, ENGINE_STOP_GRACE_S
 
 __all__ = [
+    "DRIVEN",
     "EVERY_DEVICE",
     "LAUNCHER_NAME",
     "LIBRARIES_NAME",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 EngineKind = Literal["llama_cpp", "vllm", "sglang", "mistralrs"]
+DRIVEN: Final[tuple[EngineKind, ...]] = ("llama_cpp",)
+"""Those that this version can put on a host and start."""
 Acceleration = Literal["cpu", "cuda", "vulkan", "metal"]
 """What a build computes on."""
 

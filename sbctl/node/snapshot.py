@@ -288,9 +288,16 @@ class ReplicaState(_Fact):
     active_requests: int = 0
     queued_requests: int = 0
     last_error: str | None = None
+    next_step: str | None = None
+    """What to do about `last_error`; None also of a runtime that does not say it yet."""
     reason_code: str | None = None
     memory_bytes: int | None = Field(default=None, ge=0)
     """Resident memory of its engine's first process, as the node read it; None when there is none or it cannot be read."""
+
+    @property
+    def cause(self) -> str | None:
+        """The error and what to do about it, for one line."""
+        return "; ".join(part for part in (self.last_error, self.next_step) if part) or None
 
 
 class DeploymentState(_Fact):
@@ -305,6 +312,10 @@ class DeploymentState(_Fact):
     """The host's disk took no write: a restart of its runtime would start it again."""
     replicas: tuple[ReplicaState, ...] = ()
     last_error: str | None = None
+    warm: bool | None = None
+    """Stays loaded, whoever else wants its room; None of a runtime that does not say it yet."""
+    keep_alive_secs: int | None = None
+    """Unloaded after so long without a request; None: not for that alone."""
 
 
 class ClusterState(_Fact):

@@ -40,6 +40,7 @@ def replica_row(generation: Generation, replica: Replica, job_id: str | None, se
         "reason_code": state.reason_code,
         "job_id": job_id,
         "last_error": state.last_error,
+        "next_step": state.next_step,
     }
 
 

@@ -83,6 +83,7 @@ _REPLICA: Final = _object(
     reason_code=_or_null(_TEXT),
     job_id=_or_null(_TEXT),
     last_error=_or_null(_TEXT),
+    next_step=_or_null(_TEXT),
 )
 _VARIANT: Final = _object(
     id=_TEXT,

@@ -84,7 +84,12 @@ class EngineClient:
         except ENGINE_ERRORS as error:
             problem = str(error) or f"no answer in {timeout_s:.0f} s"
         if problem:
-            raise EngineError("engine_health_failed", f"the engine produces nothing: {problem}", retryable=True)
+            raise EngineError(
+                "engine_health_failed",
+                f"the engine produces nothing: {problem}",
+                next_step="sbctl logs has what it printed; if it stays so, choose another variant or build (engines.llama_cpp.version)",
+                retryable=True,
+            )
 
     async def count_tokens(self, text: str) -> int | None:
         """How many tokens its model makes of a text; None when it cannot tell. Nothing waits for a slot."""

@@ -364,7 +364,11 @@ class ChildEngineHost:
             )
         except (OSError, ValueError) as error:
             raise EngineError(
-                "engine_spawn_failed", f"the engine's process cannot be created: {error}", retryable=True
+                "engine_spawn_failed",
+                f"the engine's process cannot be created: {error}",
+                place=spec.argv[0],
+                next_step="look at the memory of the host, and at what the runtime may start (TasksMax of its unit, ulimit -u)",
+                retryable=True,
             ) from error
 
 

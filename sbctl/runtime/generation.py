@@ -331,6 +331,8 @@ class Generation:
             stopped_by="operator" if "operator" in stopped else "idle" if "idle" in stopped else None,
             replicas=tuple(replica.state() for replica in self.replicas),
             last_error=(self.notice or "")[:512] or None if failed is None else failed.message[:512],
+            warm=self.member.warm,
+            keep_alive_secs=self.member.keep_alive_secs,
         )
 
 

@@ -90,7 +90,11 @@ def prove_listener(address: EngineAddress, pids: Collection[int]) -> None:
             listener = _unix_listener(address.unix_path)
         except OSError as error:
             raise EngineError(
-                "engine_health_failed", f"the engine's socket does not answer: {error.strerror}", retryable=True
+                "engine_health_failed",
+                f"the engine's socket does not answer: {error.strerror}",
+                place=str(address),
+                next_step="sbctl logs has what it printed",
+                retryable=True,
             ) from error
         if listener not in pids:
             raise _not_ours(address)
@@ -110,5 +114,9 @@ def prove_listener(address: EngineAddress, pids: Collection[int]) -> None:
 
 def _not_ours(address: EngineAddress) -> EngineError:
     return EngineError(
-        "engine_not_ours", "another process answers at the engine's address", place=str(address), retryable=True
+        "engine_not_ours",
+        "another process answers at the engine's address",
+        place=str(address),
+        next_step="each start takes another address; if this comes again, look who listens there (ss -lptn)",
+        retryable=True,
     )

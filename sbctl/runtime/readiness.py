@@ -30,6 +30,10 @@ _EFFORT_EVERY_S: Final = 5.0
 _LONGEST_START_S: Final = 3600.0
 _CANARY_TIMEOUT_S: Final = 60.0
 _END_SHOWS_S: Final = 0.5
+_LOOK: Final = "sbctl logs has what it printed"
+_DID_NOT_LOAD: Final = (
+    f"{_LOOK}; correct the deployment, or choose another variant or build (engines.llama_cpp.version)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ async def exit_error(ended: EngineExit, engine: RunningEngine, *, while_loading:
         "engine_oom_killed" if killed else "engine_early_exit" if while_loading else "engine_exited",
         f"the engine ended {'while loading ' if while_loading else ''}with {ended}{last}",
         place=f"pid {engine.pid}",
-        next_step=_killed_next_step(ended) if killed else None,
+        next_step=_killed_next_step(ended) if killed else _DID_NOT_LOAD if while_loading else _LOOK,
         retryable=True,
         detail={"output": list(lines), "cause": ended.cause},
     )
@@ -204,7 +208,7 @@ class ProgressWatch:
 
 
 def _unhealthy(why: str) -> EngineError:
-    return EngineError("engine_unhealthy", f"the engine was restarted: {why}", retryable=True)
+    return EngineError("engine_unhealthy", f"the engine was restarted: {why}", next_step=_LOOK, retryable=True)
 
 
 def _is_working(slots: Any) -> bool:

@@ -124,7 +124,11 @@ def as_engine_error(error: BaseException) -> SbctlError:
     """An error of ours as it is, any other by its kind."""
     if isinstance(error, SbctlError):
         return error
-    return EngineError("engine_internal", f"the launch failed unexpectedly: {type(error).__name__}: {error}")
+    return EngineError(
+        "engine_internal",
+        f"the launch failed unexpectedly: {type(error).__name__}: {error}",
+        next_step="this is a defect: report it with what sbctl logs has",
+    )
 
 
 def settle(waiter: asyncio.Future[None], error: SbctlError | None = None) -> None:

@@ -79,5 +79,11 @@ def told_state(  # noqa: PLR0917 - the fields of a row
         active_requests=gate.active,
         queued_requests=gate.queued,
         last_error=None if error is None else error.message[:_ERROR_MAX_CHARS],
+        next_step=None if error is None else _next_step(error, looping=looping),
         reason_code=None if error is None else "crash_loop" if looping else error.code,
     )
+
+
+def _next_step(error: SbctlError, *, looping: bool) -> str | None:
+    steps = (error.next_step, "once it is mended: sbctl models reset DEPLOYMENT" if looping else None)
+    return "; ".join(step for step in steps if step)[:_ERROR_MAX_CHARS] or None

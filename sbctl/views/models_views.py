@@ -200,7 +200,9 @@ def lock_body(path: str, revision: str, models: Iterable[Mapping[str, Any]]) -> 
     return {"path": path, "catalog_revision": revision, "models": list(models)}
 
 
-def lock_rows_body(lockfile: str, rows: Sequence[tuple[str | None, LockRow]], *, drift: bool) -> dict[str, Any]:
+def lock_rows_body(
+    lockfile: str, rows: Sequence[tuple[str | None, LockRow]], errors: Sequence[PlaceError], *, drift: bool
+) -> dict[str, Any]:
     return {
         "lockfile": lockfile,
         "drift": drift,
@@ -214,6 +216,7 @@ def lock_rows_body(lockfile: str, rows: Sequence[tuple[str | None, LockRow]], *,
             }
             for host, row in rows
         ],
+        "errors": errors_body(errors),
     }
 
 

@@ -39,6 +39,8 @@ def ps_body(rows: Sequence[PsRow], errors: Sequence[PlaceError]) -> dict[str, An
             "deployment": row.deployment.deployment,
             "generation": row.deployment.generation,
             "stopped_by": row.deployment.stopped_by,
+            "warm": row.deployment.warm,
+            "keep_alive_secs": row.deployment.keep_alive_secs,
             **row.replica.model_dump(mode="json"),
         }
         for row in rows
@@ -88,10 +90,21 @@ def ps_text(rows: Sequence[PsRow], *, several: bool) -> RenderableType:
 
 def _reason(row: PsRow) -> str | None:
     one = row.replica
-    if one.last_error:
-        return f"{one.reason_code}: {one.last_error}" if one.reason_code else one.last_error
+    if one.cause:
+        return f"{one.reason_code}: {one.cause}" if one.reason_code else one.cause
     stopped = {"operator": "stopped by an operator", "idle": "unloaded while idle"}
-    return stopped.get(row.deployment.stopped_by or "") if one.state == "stopped" else None
+    if one.state == "stopped":
+        return stopped.get(row.deployment.stopped_by or "")
+    return _why_it_stays(row.deployment) if one.state == "ready" else None
+
+
+def _why_it_stays(deployment: DeploymentState) -> str | None:
+    """And how long; None of a runtime that does not tell."""
+    if deployment.warm is None:
+        return None
+    if deployment.keep_alive_secs is not None:
+        return f"unloaded after {deployment.keep_alive_secs} s without a request"
+    return "warm: it stays loaded" if deployment.warm else "stays until another model needs its room"
 
 
 def moved_body(deployment: str, rows: Sequence[MovedRow], errors: Sequence[PlaceError]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A model hub with what tests put into it: repositories at commits, large files with digests, small ones without, branches that move.
 
-`requests` keeps each path with the Authorization it came with. A repository in `gated` answers 403 without the token.
+`requests` keeps each path with the Authorization it came with. A repository in `gated` answers 403 without the token; where
+`status` is set, that is the answer to everything.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, _Repository] = {}
         self.gated: dict[str, str] = {}
+        self.status: int | None = None
         self.requests: list[tuple[str, str]] = []
 
     @property
@@ -71,7 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
         repository, revision, path = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
         token = self.server.gated.get(repository)
         found = self.server.state(repository, revision)
-        if token is not None and authorization != f"Bearer {token}":
+        if self.server.status is not None:
+            self._answer(self.server.status, b"{}")
+        elif token is not None and authorization != f"Bearer {token}":
             self._answer(403, b"{}")
         elif found is None or (not listing and path not in found[1].files):
             self._answer(404, b"{}")

@@ -64,15 +64,15 @@ def content_of(path: Path) -> Content:
     return "text" if _is_text(head) else "unknown"
 
 
-def check_file(path: Path, name: str, format_name: str, *, allow_pickle: bool = False) -> None:
-    """Whether a file may stand in a snapshot of `format_name` under `name`.
+def check_file(path: Path, name: str, format_name: str) -> None:
+    """Whether a file may stand in a snapshot of `format_name` under `name`. A catalog has the format `pickle` only where it allows it.
 
     Raises RefusedError `artifact.unsafe_content`, ArtifactError `artifact.header_damaged` or `artifact.wrong_format`, OSError.
     """
     if _PYTHON.search(name):
         raise _refused(name, "is program code", "list only weights, tokenizer and settings in the catalog")
     content = content_of(path)
-    allowed = allow_pickle or format_name == "pickle"
+    allowed = format_name == "pickle"
     if content in ("pickle", "archive") and allowed:
         check_tensors_only(path, name)
     elif content in ("pickle", "archive"):
@@ -84,7 +84,7 @@ def check_file(path: Path, name: str, format_name: str, *, allow_pickle: bool = 
         raise _refused(
             name,
             f"is {what}, whatever its name says",
-            "choose a GGUF or safetensors variant, or say allow_pickle in the catalog",
+            "choose a GGUF or safetensors variant, or leave the file out; only a variant of format pickle, whose entry says allow_pickle, may have one",
         )
     if content == "gguf":
         read_gguf(path)

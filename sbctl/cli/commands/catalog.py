@@ -39,6 +39,7 @@ def add(
     from sbctl.catalog.licenses import license_of
     from sbctl.catalog.proposal import Asked
     from sbctl.cli import cataloging
+    from sbctl.engines.model import DRIVEN
     from sbctl.views.catalog_views import entry_body, entry_text
     from sbctl.views.console import note, print_json, result
 
@@ -53,6 +54,11 @@ def add(
     result(entry_text(proposal.model_id, proposal.model, proposal.variant))
     if not show:
         note(f"{'added to' if changed else 'already in'} {path}")
+    if not show and not cataloging.is_read(file):
+        note(f"{file} does not read it yet: proxy: {{model_host: {{catalog_file: {path.name}}}}}")
+    if not set(proposal.variant["engines"]) & set(DRIVEN):
+        said = ", ".join(proposal.variant["engines"])
+        note(f"no engine of this version serves it ({said}): hosts run {', '.join(DRIVEN)}, which needs GGUF files")
     if gated:
         note("its terms must be accepted on the hub; hosts that fetch it need a token (HF_TOKEN)")
     if license_of(proposal.model["license"]).restrictive:

@@ -255,7 +255,7 @@ def verify_lock(
     file: File = Path("sb.yml"),
     format: Format = OutputFormat.TEXT,  # noqa: A002
 ) -> int:
-    """Whether sb.yml, and the cache of this machine or of hosts, are as they were locked. Exit 2: they are not."""
+    """Whether sb.yml, and the cache of this machine or of hosts, are as they were locked. Exit 2: they are not; 7: a host gave no answer."""
     from sbctl.artifacts.lockfile import drifted, read_lock
     from sbctl.cli.models_lock import lock_path, verified
     from sbctl.cli.models_places import config_of, opened_places
@@ -269,17 +269,18 @@ def verify_lock(
     config = config_of(workspace, require_pins=bool(hosts))
     elsewhere = config is not None and all(host.connection.kind != "local" for host in config.hosts.values())
     if elsewhere and not hosts and cache_dir is None:
-        rows = verified(config, locked, ())
+        rows, errors = verified(config, locked, ())
         note("no cache was looked at: this machine is no host of sb.yml; --host NAME looks at one")
     else:
         with opened_places(workspace, _request(file, hosts, cache_dir)) as places:
-            rows = verified(config, locked, places)
+            rows, errors = verified(config, locked, places)
     drift = drifted(row for _, row in rows)
     if format is OutputFormat.JSON:
-        print_json("models.verify-lock", lock_rows_body(str(path), rows, drift=drift))
+        print_json("models.verify-lock", lock_rows_body(str(path), rows, errors, drift=drift))
     else:
         result(lock_rows_text(rows))
-    return worst_exit([ExitCode.CHANGES if drift else ExitCode.DONE])
+        complain(errors)
+    return worst_exit([ExitCode.CHANGES if drift else ExitCode.DONE, *(one.error.exit_code for one in errors)])
 
 
 def _no_config(file: Path) -> InputError:

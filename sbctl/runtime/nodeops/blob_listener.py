@@ -55,7 +55,12 @@ class BlobListener:
         self._thread.start()
         self._started.wait(_START_S)
         if not self.port:
-            raise HostError("relay.cannot_listen", f"no listener on {bind}: {self._why()}", place=bind)
+            raise HostError(
+                "relay.cannot_listen",
+                f"no listener on {bind}: {self._why()}",
+                place=bind,
+                next_step="look at the address of this host in sb.yml: it must be one of its own",
+            )
 
     @property
     def certificate_sha256(self) -> str:

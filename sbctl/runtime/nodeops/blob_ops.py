@@ -23,6 +23,7 @@ __all__ = ["fetch_blob", "serve_blobs"]
 _LISTENER: Final = "blob_listener"
 _CONNECT_S: Final = 30.0
 _PIECE_BYTES: Final = 1 << 20
+_AGAIN: Final = "run sbctl apply again; if it stays so, set delivery: pull or push for this host"
 
 
 def serve_blobs(context: NodeContext, params: BlobServe) -> dict[str, Any]:
@@ -79,7 +80,10 @@ def fetch_blob(context: NodeContext, params: BlobFetch) -> dict[str, Any]:
     if digest.hexdigest() != params.sha256:
         fs.remove_file(part)
         raise ArtifactError(
-            "relay.digest_mismatch", "what the relay sent has other bytes than asked for", place=params.sha256
+            "relay.digest_mismatch",
+            "what the relay sent has other bytes than asked for",
+            place=params.sha256,
+            next_step=_AGAIN,
         )
     fs.install_file(part, blob, mode=0o444)
     return {"fetched_bytes": fetched}
@@ -107,12 +111,18 @@ async def _fetch(context: NodeContext, params: BlobFetch, part: Path, token: Sec
             session.get(url, headers=headers, ssl=pinned, allow_redirects=False) as response,
         ):
             if response.status != (206 if start else 200):
-                raise ArtifactError("relay.refused", f"the relay answered {response.status}", place=place)
+                raise ArtifactError(
+                    "relay.refused", f"the relay answered {response.status}", place=place, next_step=_AGAIN
+                )
             return await _store(context, params, response, fd, start)
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
         what = "no byte came for a minute" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
         raise ArtifactError(
-            "relay.unreachable", f"the relay gave nothing: {what}", place=place, retryable=True
+            "relay.unreachable",
+            f"the relay gave nothing: {what}",
+            place=place,
+            next_step=f"look whether this host may connect to the other; {_AGAIN}",
+            retryable=True,
         ) from error
     finally:
         os.close(fd)
@@ -122,7 +132,9 @@ async def _store(context: NodeContext, params: BlobFetch, response: Any, fd: int
     at = start
     async for piece in response.content.iter_chunked(_PIECE_BYTES):
         if at + len(piece) > params.size_bytes:
-            raise ArtifactError("relay.refused", "the relay sends more than was asked for", place=params.sha256)
+            raise ArtifactError(
+                "relay.refused", "the relay sends more than was asked for", place=params.sha256, next_step=_AGAIN
+            )
         try:
             view = memoryview(piece)
             while view:
@@ -132,7 +144,13 @@ async def _store(context: NodeContext, params: BlobFetch, response: Any, fd: int
             raise fs.disk_error(error, context.paths.blobs) from error
         context.report(at, params.size_bytes, "from the relay")
     if at != params.size_bytes:
-        raise ArtifactError("relay.unreachable", "the relay stopped in the middle", place=params.sha256, retryable=True)
+        raise ArtifactError(
+            "relay.unreachable",
+            "the relay stopped in the middle",
+            place=params.sha256,
+            next_step=_AGAIN,
+            retryable=True,
+        )
     return at - start
 
 

@@ -28,6 +28,7 @@ from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.engine_build import build_server
 from sbctl.runtime.nodeops.snapshot import stored_config
+from sbctl.runtime.nodeops.wheel_files import SEND_AGAIN
 
 __all__ = ["install_archive"]
 
@@ -83,14 +84,28 @@ def _archive(context: NodeContext, pin: EngineArchive, delivery: Delivery, stage
     if delivery == "pull":
         run_cancellable(context, _fetch(context, pin, target))
     elif not blob.is_file():
-        raise HostError("put.missing", f"{pin.filename} was not sent to this host", place=str(blob), retryable=True)
+        raise HostError(
+            "put.missing",
+            f"{pin.filename} was not sent to this host",
+            place=str(blob),
+            next_step=SEND_AGAIN,
+            retryable=True,
+        )
     else:
         fs.link_or_copy(blob, target)
         if sha256_file(target) != pin.sha256:
-            raise HostError("put.digest_mismatch", "the archive has other bytes than its name says", place=str(blob))
+            raise HostError(
+                "put.digest_mismatch",
+                "the archive has other bytes than its name says",
+                place=str(blob),
+                next_step=SEND_AGAIN,
+            )
     if target.stat().st_size > ARCHIVE_MAX_BYTES:
         raise EngineError(
-            "engine.install_failed", f"{pin.filename} is larger than any release of llama.cpp", place=pin.filename
+            "engine.install_failed",
+            f"{pin.filename} is larger than any release of llama.cpp",
+            place=pin.filename,
+            next_step="correct engines.llama_cpp.version and its sha256, or use launch: wheel",
         )
     return target
 

@@ -44,7 +44,12 @@ _UNPACKED_FACTOR: Final = 4
 
 def _home(context: NodeContext, version: str) -> Path:
     if _VERSION.fullmatch(version) is None:
-        raise EngineError("engine.version_invalid", f"{version[:64]!r} is not a version")
+        raise EngineError(
+            "engine.version_invalid",
+            f"{version[:64]!r} is not a version",
+            place="engines.llama_cpp.version",
+            next_step="write the tag of a release, such as b9905, or the version of the wheel",
+        )
     return context.paths.engines / "llama_cpp" / version
 
 
@@ -68,7 +73,12 @@ def install_engine(context: NodeContext, params: EngineInstall) -> dict[str, Any
         elif params.wheel is not None:
             answer = _install_wheel(context, params, params.wheel)
         else:
-            raise EngineError("engine.install_failed", "neither a wheel nor an archive was named")
+            raise EngineError(
+                "engine.install_failed",
+                "neither a wheel nor an archive was named",
+                place=params.version,
+                next_step="run sbctl apply with the version of sbctl that this host has",
+            )
         restarted = restart_users(context, home) if _inode(home) != before else []
     return {**answer, "restarted": restarted}
 
@@ -142,7 +152,10 @@ def add_libraries(context: NodeContext, params: EngineInstall, environment: Path
         content = b"".join(read_member(wheel, library.member, max_bytes=_LIBRARY_MAX_BYTES))
         if sha256_bytes(content) != library.sha256:
             raise ArtifactError(
-                "artifact.digest_mismatch", f"{library.member} has other bytes than were pinned", place=wheel.name
+                "artifact.digest_mismatch",
+                f"{library.member} has other bytes than were pinned",
+                place=wheel.name,
+                next_step=f"install {library.name} on this host (Debian, Ubuntu: apt-get install libgomp1), then apply again",
             )
         fs.write_atomic(target, content, mode=0o755)
 

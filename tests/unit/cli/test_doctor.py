@@ -16,13 +16,13 @@ from sbctl.cli.doctor import (
     host_checks,
     with_local_facts,
 )
-from sbctl.cli.fitness import device_checks, need_checks
+from sbctl.cli.fitness import budget_checks, device_checks, need_checks
 from sbctl.cli.machine import machine_report
 from sbctl.cli.servable import catalog_check, local_serving, servable_models
 from sbctl.config.compiled import CompiledHost
 from sbctl.config.load import load
 from sbctl.node.devices import NvidiaDevices
-from sbctl.node.snapshot import DiskState, HostFacts, NodePathsState, NodeSnapshot, PythonFact
+from sbctl.node.snapshot import ArtifactState, DiskState, HostFacts, NodePathsState, NodeSnapshot, PythonFact
 from sbctl.views.host_views import Check
 
 GPUS = NvidiaDevices("580.65.06", "13.0", ({"index": 0, "name": "NVIDIA H200", "memory_total_bytes": 150754820096},))
@@ -71,6 +71,18 @@ def test_a_program_that_is_named_and_is_not_there_is_a_blocker_with_a_remedy(tmp
     assert list(engine_checks(host(tmp_path), snapshot(), {})) == [], "the wheel is installed by apply"
 
 
+def test_each_build_that_deployments_ask_for_is_looked_for(tmp_path: Path) -> None:
+    engines = "{llama_cpp: {launch: binary, version: b9905}}"
+    asked = host(tmp_path, engines=engines)
+    chat = asked.deployments["chat"]
+    other = replace(chat, engine_policy=chat.engine_policy.model_copy(update={"version": "b1"}))
+    both = replace(asked, deployments={"chat": chat, "same": chat, "other": other})
+    found = list(engine_checks(both, snapshot(), {}))
+    assert len(found) == 2
+    assert found[1].verdict == "fail"
+    assert found[1].next_step
+
+
 def test_nothing_is_said_of_engines_where_no_model_runs(tmp_path: Path) -> None:
     worker = host(tmp_path)
     authority = replace(worker, roles=frozenset({"authority"}))
@@ -85,6 +97,26 @@ def test_a_budget_beyond_the_disk_is_told(tmp_path: Path) -> None:
     assert budget_check(host(tmp_path), snapshot()) == {}
     told = budget_check(host(tmp_path, cache="{budget_gib: 60}"), snapshot(disk_gib=50))
     assert told == {"local": {"budget_gib": 60.0, "free_gib": 50.0, "sufficient": False}}
+
+
+@pytest.mark.parametrize(
+    ("budget_gib", "held_gib", "verdict", "words"),
+    [
+        (60, 0, "warn", "room for 50.0 GiB"),
+        (60, 20, "pass", "20.0 GiB of it taken"),
+        (4, 0, "warn", "the deployments need 4.7 GiB"),
+    ],
+)
+def test_a_budget_is_held_against_the_deployments_and_against_disk_and_cache_together(
+    tmp_path: Path, budget_gib: int, held_gib: int, verdict: str, words: str
+) -> None:
+    there = (ArtifactState(artifact="a" * 64, state="ready", size_bytes=held_gib * GIB),)
+    told = snapshot(disk_gib=50).model_copy(update={"artifacts": there})
+    asked = host(tmp_path, cache=f"{{budget_gib: {budget_gib}}}")
+    (check,) = budget_checks(asked, told)
+    assert (check.verdict, words in check.detail) == (verdict, True)
+    assert bool(check.next_step) == (verdict == "warn")
+    assert budget_check(asked, told)["local"]["sufficient"] is ("room" not in check.detail)
 
 
 def test_this_machine_s_devices_and_programs_are_seen_before_anything_of_ours_runs(tmp_path: Path) -> None:
@@ -156,7 +188,6 @@ def test_the_machine_is_told_without_credentials(tmp_path: Path) -> None:
     assert theirs in told["foreign_model_caches"]
     assert not [secret for secret in ("hf_secret", "pass", "key=1") if secret in str(told)]
     llama = told["engines"][0]
-    assert (llama["engine"], [way["method"] for way in llama["acquisition"] if way["available"]]) == (
-        "llama_cpp",
-        ["wheel"],
-    )
+    ways = {way["method"]: way["available"] for way in llama["acquisition"]}
+    ways.pop("cuda_source")
+    assert (llama["engine"], ways) == ("llama_cpp", {"wheel": True, "binary": False, "release": True})

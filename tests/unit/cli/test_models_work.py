@@ -9,11 +9,14 @@ import pytest
 
 from sbctl.artifacts.answers import CachedArtifact, CacheListing, Pruned, Pulled, Removed, Verified
 from sbctl.artifacts.download import Progress
+from sbctl.artifacts.lockfile import WantedModel, lock_of
 from sbctl.artifacts.model import ArtifactFacts
-from sbctl.base.errors import ExitCode, UnreachableError, UsageError
-from sbctl.catalog.loader import builtin_catalog
+from sbctl.base.errors import ExitCode, InputError, UnreachableError, UsageError
+from sbctl.catalog.loader import Catalog, builtin_catalog
+from sbctl.catalog.resolve import resolve
+from sbctl.cli.models_lock import verified
 from sbctl.cli.models_places import Place
-from sbctl.cli.models_work import PullRequest, exit_code, listed, pruned, pulled, removed
+from sbctl.cli.models_work import PullRequest, exit_code, listed, pruned, pulled, removed, shown
 from sbctl.config.load import load
 from sbctl.node.snapshot import NodeSnapshot
 
@@ -78,6 +81,23 @@ def test_one_host_that_is_lost_does_not_keep_the_others() -> None:
     assert exit_code([]) is ExitCode.DONE
     assert [one.host for one in listed(places)[0]] == ["h0", "h2"]
     assert len(pruned(places, dry_run=True, everything=False)[0]) == 3
+
+
+def test_a_lock_is_held_against_the_hosts_that_answer() -> None:
+    lock = lock_of([WantedModel(resolve(builtin_catalog(), SMALL).facts, "llama_cpp")], now_ms=0)
+    rows, errors = verified(None, lock, [place("h0", FakeDoor(lost=True)), place("h1", FakeDoor())])
+    assert [(host, row.status) for host, row in rows] == [("h1", "missing")]
+    assert [one.host for one in errors] == ["h0"]
+
+
+def test_a_model_that_only_some_hosts_have_in_their_catalogs_is_shown_of_these() -> None:
+    bare = Place("h0", FakeDoor(), Catalog({}))
+    entry, (rows, errors) = shown([bare, place("h1", FakeDoor())], SMALL, verify=False)
+    assert entry.id == SMALL
+    assert {row.host for row, _ in rows} == {"h1"}
+    assert [(one.host, one.error.code) for one in errors] == [("h0", "catalog.unknown_model")]
+    with pytest.raises(InputError, match="unknown_model"):
+        shown([bare], SMALL, verify=False)
 
 
 def test_damage_that_verify_finds_is_fetched_again() -> None:

@@ -71,6 +71,15 @@ def test_an_entry_of_a_known_id_replaces_it_and_is_named(
     assert [note.code for note in config.notes] == ["catalog.replaced"]
 
 
+def test_a_token_of_an_entry_is_said_to_be_of_no_use(
+    load_text: Load, minimal: str, catalog: Callable[[str], None]
+) -> None:
+    catalog(CATALOG.replace("    params: 1B\n", "    params: 1B\n    hf_token: ${MY_TOKEN}\n"))
+    (note,) = load_text(using(minimal)).notes
+    assert (note.code, note.span.line if note.span else 0) == ("catalog.hf_token_unused", 6)
+    assert "egress" in note.notes[0]
+
+
 def test_an_entry_that_nobody_uses_never_changes_the_configuration(
     load_text: Load, minimal: str, catalog: Callable[[str], None]
 ) -> None:

@@ -383,3 +383,10 @@ def test_equal_members_of_a_thousand_hosts_are_one_value(tmp_path: Path) -> None
     desired = {one.address: one for one in world.desired()}
     for kind, name in (("bundle", None), ("deployment", "chat"), ("origin", "localhost")):
         assert len({id(desired[Address(kind, host, name)].spec) for host in names}) == 1
+
+
+def test_fault_55_limits_that_nobody_wrote_are_values_of_the_plan(world: ProviderWorld) -> None:
+    world.configure(TWO)
+    told = {leaf.path: leaf.after for leaf in row(world.plan(), "deployment.local/draft").leaves}
+    limits = {name: told[name] for name in ("max_concurrency", "max_queue_depth", "queue_timeout_ms")}
+    assert limits == {"max_concurrency": 1, "max_queue_depth": 128, "queue_timeout_ms": 30_000}

@@ -108,7 +108,8 @@ def test_fault_81_an_end_says_whose_doing_it_was(ended: EngineExit, code: str, w
     error = in_virtual_time(work)
     assert error.code == code
     assert words in error.message
-    assert (error.next_step is not None) == (code == "engine_oom_killed")
+    assert error.next_step
+    assert ("fewer slots" in error.next_step) == (code == "engine_oom_killed")
 
 
 async def _watched(world: EngineWorld, seconds: float, *, active: int, said: tuple[str, ...] = ("fine",)) -> str:

@@ -73,6 +73,7 @@ def test_a_dead_engine_is_restarted_with_growing_pauses_then_crash_loops_until_a
         assert world.alive == []
         assert replica.state().reason_code == "crash_loop"
         assert replica.state().restarts == 4
+        assert "sbctl models reset" in (replica.state().next_step or "")
         assert await outcome_of(replica.load("request")) == "crash_loop"
         await replica.reset()
         assert (replica.phase, replica.state().last_error) == (ReplicaPhase.CONFIGURED, None)
@@ -101,6 +102,7 @@ def test_a_minute_of_being_ready_ends_the_row_of_failures(make_member: MakeMembe
         assert replica.state().reason_code == "engine_exited"
         assert "SIGKILL" in (replica.state().last_error or "")
         assert "last words" in (replica.state().last_error or "")
+        assert replica.state().next_step == "sbctl logs has what it printed"
 
     in_virtual_time(work)
 
