@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -147,10 +148,28 @@ class ErrorCode:
         return _FAMILIES[self.family].exit_code
 
 
-def _sources() -> Iterator[tuple[Path, ast.Module]]:
-    for package in ("sbctl", "providers"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class _Source:
+    """What one reading of all of it gives, which takes seconds."""
+
+    raised: tuple[tuple[str, str, str, str], ...]
+    dotted: dict[str, str]
+    """Every text with the form of a code → the file it stands in."""
+
+
+@cache
+def _source() -> _Source:
+    raised: list[tuple[str, str, str, str]] = []
+    dotted: dict[str, str] = {}
+    for path in (path for package in ("sbctl", "providers") for path in sorted((ROOT / package).rglob("*.py"))):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(module))
+        if path.parent.name != "placement" or path.name == "operator_actions.py":
+            raised.extend(_raised(module, nodes))  # what keeps a replica from a node is no error
+        if path.name != "blast_radius.py":
+            texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+            dotted |= {text: path.relative_to(ROOT).as_posix() for text in texts if _DOTTED.fullmatch(text)}
+    return _Source(tuple(raised), dotted)
 
 
 def _text(node: ast.expr | None) -> str:
@@ -180,11 +199,11 @@ def _name(call: ast.Call) -> str:
     )
 
 
-def _assigned(function: ast.AST) -> dict[str, ast.expr]:
-    """Local names of a function that are given one expression each."""
+def _assigned(nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:
+    """Local names that are given one expression each."""
     return {
         node.targets[0].id: node.value
-        for node in ast.walk(function)
+        for node in nodes
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
 
@@ -229,28 +248,30 @@ def _of_tuple(node: ast.Tuple) -> Iterator[tuple[str, str, str, str]]:
         yield texts[0], "", texts[1], texts[2] if len(texts) > 2 else ""
 
 
-def _found() -> Iterator[tuple[str, str, str, str]]:
-    for path, module in _sources():
-        if path.parent.name == "placement" and path.name != "operator_actions.py":
-            continue  # what keeps a replica from a node is no error
-        seen: set[int] = set()
-        functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        constants = _constants(module)
-        for scope in (*reversed(functions), module):
-            local = constants if scope is module else constants | _assigned(scope)
-            for node in ast.walk(scope):
-                if isinstance(node, ast.Call) and id(node) not in seen:
-                    seen.add(id(node))
-                    yield from _of_call(node, local)
-        for node in ast.walk(module):
-            if isinstance(node, ast.Tuple):
-                yield from _of_tuple(node)
+def _raised(module: ast.Module, nodes: Sequence[ast.AST]) -> Iterator[tuple[str, str, str, str]]:
+    """`nodes`: all of the module's."""
+    seen: set[int] = set()
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    constants = _constants(module)
+    for scope in (*reversed(functions), module):
+        within = nodes if scope is module else list(ast.walk(scope))
+        local = constants if scope is module else constants | _assigned(within)
+        for node in within:
+            if isinstance(node, ast.Call) and id(node) not in seen:
+                seen.add(id(node))
+                yield from _of_call(node, local)
+    for node in nodes:
+        if isinstance(node, ast.Tuple):
+            yield from _of_tuple(node)
 
 
 def error_codes() -> dict[str, ErrorCode]:
     """Code → what is known of it, sorted. Of several raisers the first that says most is shown."""
     known: dict[str, ErrorCode] = {}
-    for code, family, sentence, step in [*_found(), *((code, "", text, "") for code, text in SENTENCES.items())]:
+    for code, family, sentence, step in [
+        *_source().raised,
+        *((code, "", text, "") for code, text in SENTENCES.items()),
+    ]:
         if "." not in code:
             continue
         fallback = _BY_PREFIX.get(code.partition(".")[0], "SbctlError")
@@ -271,7 +292,7 @@ def error_codes() -> dict[str, ErrorCode]:
 def http_codes() -> dict[str, tuple[int, str]]:
     """Reason codes of the runtime's HTTP answers → status and sentence."""
     known: dict[str, tuple[int, str]] = {code: (status, "") for code, status in HTTP_STATUS.by_code.items()}
-    for code, family, sentence, _step in _found():
+    for code, family, sentence, _step in _source().raised:
         if ("." not in code or code in HTTP_STATUS.by_code) and family and code not in REFUSALS:
             known[code] = (HTTP_STATUS.status(code), known.get(code, (0, ""))[1] or sentence)
     return {code: (status, HTTP_SENTENCES.get(code) or text) for code, (status, text) in sorted(known.items())}
@@ -281,13 +302,5 @@ def dotted_strings() -> dict[str, str]:
     """Every text of the source that looks like a code → the file it stands in. Methods of nodes and kinds of events are none."""
     others = {*Method, *EventKind}
     return {
-        node.value: path.relative_to(ROOT).as_posix()
-        for path, module in _sources()
-        if path.name != "blast_radius.py"
-        for node in ast.walk(module)
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and _DOTTED.fullmatch(node.value)
-        and node.value not in others
-        and not NOT_CODES.fullmatch(node.value)
+        text: file for text, file in _source().dotted.items() if text not in others and not NOT_CODES.fullmatch(text)
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.lab.fixture import lab  # noqa: E402, F401 - a fixture for every test that asks for hosts
-from tests.scheduling import misplaced  # noqa: E402
+from tests.scheduling import in_turn, is_light, misplaced  # noqa: E402
 
 # A busy machine is no fault of what is tested.
 settings.register_profile("any machine", parent=settings(), deadline=None)
@@ -41,6 +43,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asked_for_soak = "soak" in (config.getoption("-m") or "")
     if wrong := misplaced(items):
         raise pytest.UsageError(f"tests/scheduling.py does not list these files with heavy tests: {', '.join(wrong)}")
+    if os.environ.get("SBCTL_AFTER_COVERAGE"):
+        config.hook.pytest_deselected(items=[item for item in items if is_light(item)])
+        items[:] = [item for item in items if not is_light(item)]
+    items[:] = in_turn(items)
     for item in items:
         if item.get_closest_marker("soak") and not asked_for_soak:
             item.add_marker(pytest.mark.skip(reason="a long loop: make soak"))
@@ -73,10 +79,29 @@ def own_mask() -> Iterator[None]:
     os.umask(before)
 
 
+_NUMBERS = itertools.count(1)
+"""Of directories of tests. pytest's own way to a free name reads all names that are taken, and there are thousands."""
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty directory of this test's own, named after it."""
+    name = re.sub(r"\W", "_", request.node.name)[:24]
+    path = tmp_path_factory.getbasetemp() / f"{name}-{next(_NUMBERS)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("homes", numbered=False)
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_home(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees the user's home, keys, caches or settings."""
-    home = tmp_path_factory.mktemp("home")
+    home = _homes / str(next(_NUMBERS))
+    home.mkdir(mode=0o700)
     for name in list(os.environ):
         if (name.startswith(("SBCTL_", "XDG_", "GITHUB_", "GITLAB_")) or name == "CI") and name not in _KEPT:
             monkeypatch.delenv(name)

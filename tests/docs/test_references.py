@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -33,13 +33,7 @@ REFERENCE = ROOT / "docs" / "reference"
 def _tool(name: str) -> ModuleType:
     if str(ROOT / "docs") not in sys.path:
         sys.path.insert(0, str(ROOT / "docs"))
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(name)
 
 
 def _page(name: str) -> str:
