@@ -198,17 +198,21 @@ import random
 order = random.Random(int(sys.argv[1]))
 def shuffled(items):
     items = list(items); order.shuffle(items); return items
-wanted = shuffled(one for host in "cab" for one in host_resources(host, port=9))
-known = shuffled(one for host in "bcda" for one in host_resources(host))
-plan = build_plan(inputs(wanted, known, prevent_destroy=("artifact.d/*",), unreachable={"b": "gone"}), FAKE_PLANNERS)
-sys.stdout.write(json.dumps(plan_document(plan)) + plan_text(document_of(plan)).plain + plan_markdown(document_of(plan)))
-sys.stdout.write(saved_payload(plan).decode())
+outputs = set()
+for turn in range(4):
+    wanted = shuffled(one for host in "cab" for one in host_resources(host, port=9))
+    known = shuffled(one for host in "bcda" for one in host_resources(host))
+    plan = build_plan(inputs(wanted, known, prevent_destroy=("artifact.d/*",), unreachable={"b": "gone"}), FAKE_PLANNERS)
+    text = json.dumps(plan_document(plan)) + plan_text(document_of(plan)).plain + plan_markdown(document_of(plan))
+    outputs.add(text + saved_payload(plan).decode())
+(output,) = outputs
+sys.stdout.write(output)
 """
 
 
 def test_B21_any_order_and_any_hash_seed_give_the_same_bytes() -> None:
     outputs = set()
-    for seed in range(20):
+    for seed in range(7):
         done = subprocess.run(
             [sys.executable, "-c", _SCRIPT, str(seed)],
             capture_output=True,

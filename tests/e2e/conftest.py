@@ -1,7 +1,7 @@
 """Fleets for the end-to-end tests.
 
-`world`: a machine with nothing on it. `served`: one that is applied once for the whole session; whoever takes it leaves it as it was.
-`changing`: the same, for tests that change it: it is brought back afterwards by an ordinary apply.
+`world`: a machine with nothing on it; `installed`: with nothing but the runtime's programs. `served`: one that is applied once for the whole
+session; whoever takes it leaves it as it was. `changing`: the same, for tests that change it: it is brought back afterwards by an ordinary apply.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ def world() -> Iterator[OperatorWorld]:
 
 
 @pytest.fixture(scope="session")
-def _session_world() -> Iterator[OperatorWorld]:
+def session_world() -> Iterator[OperatorWorld]:
     with new_world() as made:
         made.sbctl("apply", "--yes", expect=0)
         yield made
 
 
 @pytest.fixture
-def served(_session_world: OperatorWorld) -> OperatorWorld:
-    _session_world.config = copy.deepcopy(_session_world.base)
-    _session_world.env = {}
-    _session_world.save()
-    return _session_world
+def installed(world: OperatorWorld, session_world: OperatorWorld) -> OperatorWorld:
+    world.has_the_programs_of(session_world)
+    return world
+
+
+@pytest.fixture
+def served(session_world: OperatorWorld) -> OperatorWorld:
+    session_world.config = copy.deepcopy(session_world.base)
+    session_world.env = {}
+    session_world.save()
+    return session_world
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ def _engine_of(world: OperatorWorld, weights: str) -> int:
     return found
 
 
-def test_entries_are_added_and_changed_under_load_and_only_their_own_deployment_moves(world: OperatorWorld) -> None:
+def test_entries_are_added_and_changed_under_load_and_only_their_own_deployment_moves(installed: OperatorWorld) -> None:
+    world = installed
     world.deployments["other"] = {**world.deployments["chat"], "model": "small"}
     world.config["origins"]["localhost"]["action"] = world.serving(chat=["tiny"], other=["small"])
     world.sbctl("apply", "--yes", expect=0)

@@ -199,11 +199,12 @@ class GitLab:
 
 
 @pytest.fixture(scope="module", params=["github", "gitlab"])
-def gate(request: pytest.FixtureRequest) -> Iterator[tuple[GitHub | GitLab, Fleet]]:
+def gate(request: pytest.FixtureRequest, session_world: OperatorWorld) -> Iterator[tuple[GitHub | GitLab, Fleet]]:
     """One that is applied; each test begins a branch of its own from `main`."""
     gitlab = request.param == "gitlab"
     user = "gitlab-ci-token" if gitlab else "fleet"
     with new_world() as world, serving(gitlab=gitlab, user=user, password=PASSWORD) as server:
+        world.has_the_programs_of(session_world)
         fleet = Fleet(world, server, GATE / "gitlab" if gitlab else GATE)
         secrets = {"SBCTL_SIGNING_KEY": fleet.ci_key(), "STATE_PASSPHRASE": PHRASE, "FLEET_SSH_KEY": "a key"}
         if gitlab:

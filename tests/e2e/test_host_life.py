@@ -21,9 +21,10 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[OperatorWorld]:
+def fleet(session_world: OperatorWorld) -> Iterator[OperatorWorld]:
     """One host `gpu-a`, which is this machine, applied once."""
     with new_world() as made:
+        made.has_the_programs_of(session_world)
         made.config["fleet"] = {**made.config.get("fleet", {}), "hosts": {"gpu-a": {"address": "local"}}}
         made.base = {**made.config}
         made.sbctl("apply", "--yes", expect=0)

@@ -21,6 +21,8 @@ from tests.simulators.operator_world import SHARED_CACHE, OperatorWorld, Running
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 CACHE = SHARED_CACHE / "run-models"
+READY_S = 240.0
+"""A runtime and an engine are installed, and a real model is loaded."""
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def _start(world: OperatorWorld) -> tuple[Running, int]:
         str(CACHE),
         save=False,
     )
-    running.until_said("is ready on")
+    running.until_said("is ready on", READY_S)
     return running, world.port
 
 

@@ -55,7 +55,8 @@ def _chat(world: OperatorWorld, key: str) -> int:
         return answer.status
 
 
-def test_H1_a_secret_is_in_its_own_file_and_nowhere_else(world: OperatorWorld) -> None:
+def test_H1_a_secret_is_in_its_own_file_and_nowhere_else(installed: OperatorWorld) -> None:
+    world = installed
     key = world.root / "operator.pem"
     key.write_bytes(SigningKey.generate().to_pem(Secret(PASSPHRASE.encode())).reveal())
     key.chmod(0o600)
@@ -100,7 +101,8 @@ def test_H1_a_secret_is_in_its_own_file_and_nowhere_else(world: OperatorWorld) -
             assert canary.decode() not in f"{done.argv}{done.out}{done.err}"
 
 
-def test_H1_another_secret_is_a_change_and_is_shown_as_nothing_but_that(world: OperatorWorld) -> None:
+def test_H1_another_secret_is_a_change_and_is_shown_as_nothing_but_that(installed: OperatorWorld) -> None:
+    world = installed
     world.env = {"CANARY_PASSWORD": PASSWORD}
     world.config["proxy"]["admin"]["password"] = "${CANARY_PASSWORD}"
     world.sbctl("apply", "--yes", expect=0)

@@ -15,8 +15,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[OperatorWorld]:
+def fleet(session_world: OperatorWorld) -> Iterator[OperatorWorld]:
     with new_world() as made:
+        made.has_the_programs_of(session_world)
         made.sbctl("apply", "--yes", expect=0)
         until(lambda: any(row["state"] == "ready" for row in made.status()), "the engine is ready")
         yield made

@@ -69,7 +69,7 @@ SUPERVISOR_AND_ENGINE: dict[Operation, Victim] = {
     "create": "engine", "update": "supervisor", "rollback": "engine", "destroy": "supervisor",
 }  # fmt: skip
 VICTIMS = [
-    pytest.param(LAP, SBCTL, True, id="sbctl at step boundaries"),
+    pytest.param(LAP, SBCTL, True, id="sbctl at step boundaries", marks=pytest.mark.soak),
     pytest.param(CHANGED_MINDS, SBCTL, False, id="sbctl at random moments"),
     pytest.param(LAP, NODE_AND_RUNTIME, False, id="node interface and runtime"),
     pytest.param(LAP, SUPERVISOR_AND_ENGINE, False, id="supervisor and engine"),

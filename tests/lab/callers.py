@@ -14,10 +14,12 @@ __all__ = ["Load"]
 
 PORT = 8080
 ANSWER_S = 60.0
+PAUSE_S = 0.03
+"""Six callers then ask more than a hundred times a second, and leave the machine to what is changed under them."""
 
 
 class Load:
-    """Callers that never pause: some keep their connection, some take a new one for every request.
+    """Callers that hardly pause: some keep their connection, some take a new one for every request.
 
     As every pool of connections does, a caller looks before it uses a kept one again: a server may close what was idle.
     """
@@ -54,7 +56,7 @@ class Load:
 
     def _call(self, keep: bool) -> None:
         connection = self._connection()
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(PAUSE_S):
             if _was_closed(connection):
                 connection.close()
             try:
