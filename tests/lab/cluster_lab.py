@@ -148,6 +148,10 @@ class ClusterLab:
                 return self.hosts[name]
         raise AssertionError("the store has no leader")
 
+    def store_is_whole(self, host: LabHost) -> bool:
+        said = host.ssh("curl -s -m 5 http://127.0.0.1:8222/healthz", check=False)
+        return said.startswith("{") and json.loads(said).get("status") == "ok"
+
     @contextmanager
     def recorded(self) -> Iterator[Recording]:
         """Under load at every gateway."""
