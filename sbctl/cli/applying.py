@@ -17,6 +17,7 @@ from sbctl.apply.outcome import ApplyOptions, ApplyResult
 from sbctl.base.errors import DegradedError, InputError, RefusedError, SbctlError, UnreachableError
 from sbctl.base.fs import read_bounded
 from sbctl.base.limits import PLAN_MAX_BYTES
+from sbctl.base.naming import naming
 from sbctl.base.secret import Secret
 from sbctl.cli.fleet_setup import ensure_signer, ensure_state, held_state, not_confirmed
 from sbctl.cli.last_seen import remember_seen
@@ -77,10 +78,11 @@ def open_saved_plan(workspace: Workspace, path: Path, *, verify: bool) -> SavedP
             place=str(path),
             next_step="sbctl plan --out FILE saves one",
         ) from error
-    if verify:
-        signers = dict(workspace.require_state().signers) or dict(workspace.config.signers or {})
-        payload = open_envelope(text, PLAN_PAYLOAD_TYPE, signers, max_bytes=PLAN_MAX_BYTES).payload
-    return read_saved(payload)
+    signers = dict(workspace.require_state().signers) or dict(workspace.config.signers or {}) if verify else {}
+    with naming(str(path), next_step="sbctl plan --out FILE saves one"):
+        if verify:
+            payload = open_envelope(text, PLAN_PAYLOAD_TYPE, signers, max_bytes=PLAN_MAX_BYTES).payload
+        return read_saved(payload)
 
 
 def apply(

@@ -41,13 +41,13 @@ from sbctl.cli.port_plan import asked_holders
 from sbctl.cli.ports import port_checks
 from sbctl.cli.servable import Servable, catalog_check, local_serving, servable_models
 from sbctl.cli.workspace import Workspace
-from sbctl.config.compiled import CompiledHost
+from sbctl.config.compiled import CompiledCluster, CompiledHost
 from sbctl.engines.detect import find_engine, find_llama_server, probe_llama_server
 from sbctl.engines.driver import EngineSite, EngineWish
 from sbctl.engines.machine import this_machine
 from sbctl.engines.pins import LLAMA_CPP_WHEEL_DEFAULT, wheel_pin
 from sbctl.node.devices import NvidiaDevices, nvidia_devices
-from sbctl.node.snapshot import EngineState, HostFacts, NodeSnapshot, is_new_enough
+from sbctl.node.snapshot import EngineState, HostFacts, NodeSnapshot, PortHolder, is_new_enough
 from sbctl.views.host_views import Check
 
 __all__ = [
@@ -133,13 +133,11 @@ def examine(file: Path | None) -> Report:
             checks.extend(host_checks(name, snapshot, host))
             if _serves(host):
                 checks.append(catalog_check(name, found))
-            if connections[name].kind == "local":
-                models = found
+            models = found if connections[name].kind == "local" else models
             if host is not None:
                 fits = list(need_checks(host, snapshot))
-                checks.extend((*fits, *engine_checks(host, snapshot, workspace.environ)))
-                checks.extend((*program_disk_check(host, snapshot), *budget_checks(host, snapshot)))
-                checks.extend(port_checks(host, cluster, snapshot, holders.get(name, ())))
+                checks.extend(fits)
+                checks.extend(_checks_of_configured(host, cluster, snapshot, holders.get(name, ()), workspace.environ))
                 needs.extend(_needs(host, snapshot, fits))
                 budgets.update(budget_check(host, snapshot))
         if config is not None:
@@ -155,6 +153,20 @@ def _checks_of_any(name: str, snapshot: NodeSnapshot, now: datetime) -> Iterator
     yield from certificate_checks(name, snapshot, now)
     yield from cluster_check(name, snapshot.cluster)
     yield from store_checks(name, snapshot.store)
+
+
+def _checks_of_configured(
+    host: CompiledHost,
+    cluster: CompiledCluster | None,
+    snapshot: NodeSnapshot,
+    holders: Iterable[PortHolder],
+    environ: Mapping[str, str],
+) -> Iterator[Check]:
+    """What a host of sb.yml is looked at for beside that, and beside what its deployments need."""
+    yield from engine_checks(host, snapshot, environ)
+    yield from program_disk_check(host, snapshot)
+    yield from budget_checks(host, snapshot)
+    yield from port_checks(host, cluster, snapshot, holders)
 
 
 def with_local_facts(snapshot: NodeSnapshot, devices: NvidiaDevices, environ: Mapping[str, str]) -> NodeSnapshot:

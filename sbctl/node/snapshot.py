@@ -39,6 +39,8 @@ class _Fact(BaseModel):
 
 
 class PythonFact(_Fact):
+    """One Python of the host."""
+
     path: str = Field(max_length=512)
     version: str = Field(max_length=32)
     """`3.11.2`"""
@@ -65,6 +67,8 @@ def is_new_enough(version: str) -> bool:
 
 
 class HostFacts(_Fact):
+    """The machine, as it tells of itself; empty and 0 mean unknown."""
+
     hostname: str = Field(default="", max_length=256)
     machine_id: str = Field(default="", max_length=64)
     boot_id: str = Field(default="", max_length=64)
@@ -98,6 +102,8 @@ class HostFacts(_Fact):
 
 
 class HostMarker(_Fact):
+    """Whose host this is: the fleet's lineage, and its name there."""
+
     lineage: str = Field(max_length=64)
     host: str = Field(max_length=128)
 
@@ -179,6 +185,8 @@ class DrainState(_Fact):
 
 
 class NodePathsState(_Fact):
+    """Where things are on the host."""
+
     etc: str
     state: str
     cache: str
@@ -243,6 +251,8 @@ class RuntimeState(_Fact):
 
 
 class EngineState(_Fact):
+    """One engine that is there. `ours`: sbctl installed it; others are used and never changed."""
+
     engine: str
     launch: Literal["wheel", "binary"]
     version: str
@@ -252,6 +262,8 @@ class EngineState(_Fact):
 
 
 class ArtifactState(_Fact):
+    """Weights in the host's cache. `reason`: what is wrong with corrupt ones."""
+
     artifact: str
     state: Literal["ready", "partial", "corrupt"]
     size_bytes: int = 0
@@ -270,6 +282,8 @@ class MemoryRecord(_Fact):
 
 
 class BundleState(_Fact):
+    """The desired state that a runtime accepted."""
+
     revision: int
     content_digest: str
     key_epoch: int = 0
@@ -281,6 +295,8 @@ class BundleState(_Fact):
 
 
 class ReplicaState(_Fact):
+    """One engine process of a deployment. `reason_code` and `last_error`: why it is not ready."""
+
     replica: int = 0
     state: str = "configured"
     pid: int | None = None
@@ -337,6 +353,8 @@ class ClusterState(_Fact):
 
 
 class NodeSnapshot(_Fact):
+    """Everything that is known of one host at one moment."""
+
     schema_version: Literal[1] = 1
     bootstrapped: bool
     """Whether the node interface answered; before that only `host`, `marker`, `paths`, `disk` and installed versions are known."""

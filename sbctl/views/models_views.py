@@ -53,6 +53,8 @@ class PlaceError:
 
 @dataclass(frozen=True, slots=True)
 class PullRow:
+    """Weights that are in the cache of a host now. `verified`: what reading them again said, where that was asked for."""
+
     host: str
     facts: ArtifactFacts
     engine: str
@@ -62,6 +64,8 @@ class PullRow:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRow:
+    """Weights that were taken out of the cache of a host."""
+
     host: str
     model: str
     variant: str
@@ -71,6 +75,8 @@ class RemoveRow:
 
 @dataclass(frozen=True, slots=True)
 class PruneRow:
+    """What a host's cache was rid of."""
+
     host: str
     pruned: Pruned
 

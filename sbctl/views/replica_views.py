@@ -20,6 +20,8 @@ _STYLES: Final = {"ready": "green", "failed": "red", "preparing": "yellow", "dra
 
 @dataclass(frozen=True, slots=True)
 class PsRow:
+    """One replica on one host."""
+
     host: str
     deployment: DeploymentState
     replica: ReplicaState
@@ -27,6 +29,8 @@ class PsRow:
 
 @dataclass(frozen=True, slots=True)
 class MovedRow:
+    """A deployment on one host, after what was asked of it."""
+
     host: str
     state: DeploymentState
 
