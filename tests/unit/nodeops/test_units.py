@@ -49,6 +49,7 @@ def runnable(rendered: dict[str, bytes]) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.flow
 @settings(deadline=None, max_examples=30)
 @given(
     st.integers(0, 65535),
@@ -76,6 +77,7 @@ def test_E15_what_is_rendered_depends_on_nothing_but_the_input(
     assert len(socket_addresses(first)) == len(set(wanted))
 
 
+@pytest.mark.flow
 @settings(deadline=None, max_examples=30)
 @given(st.text(max_size=30))
 def test_E15_an_address_gets_into_a_socket_unit_as_it_is_or_not_at_all(address: str) -> None:

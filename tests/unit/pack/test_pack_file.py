@@ -156,11 +156,13 @@ def manifests(draw: st.DrawFn) -> PackManifest:
     return manifest_of(entries=tuple(entries), targets=(target,), artifacts=(), fleet=draw(names))
 
 
+@pytest.mark.flow
 @given(manifests())
 def test_a_manifest_reads_back_as_it_was(manifest: PackManifest) -> None:
     assert parse_manifest(render_manifest(manifest), "p") == manifest
 
 
+@pytest.mark.flow
 @given(manifests(), st.data())
 def test_any_other_manifest_bytes_are_another_manifest_or_refused(manifest: PackManifest, data: st.DataObject) -> None:
     rendered = bytearray(render_manifest(manifest))
@@ -174,6 +176,7 @@ def test_any_other_manifest_bytes_are_another_manifest_or_refused(manifest: Pack
         assert other != manifest
 
 
+@pytest.mark.flow
 @given(st.binary(max_size=300), st.integers(0, 300), st.integers(0, 300), st.lists(st.integers(0, 320), max_size=6))
 def test_a_slice_reads_like_a_file_of_just_those_bytes(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, start: int, size: int, seeks: list[int]

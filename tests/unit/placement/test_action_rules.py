@@ -30,6 +30,7 @@ _KNOWN = st.builds(
 )
 
 
+@pytest.mark.flow
 @settings(max_examples=60)
 @given(_KNOWN, _KNOWN, _KNOWN)
 def test_whatever_comes_first_all_authorities_come_to_the_same(

@@ -81,6 +81,7 @@ def signed(spec: dict[str, Any], directory: Path) -> tuple[str, TrustSet]:
     return sign_envelope(CLUSTER_BUNDLE_PAYLOAD_TYPE, document, world.key, "ops"), trust
 
 
+@pytest.mark.flow
 def test_two_thousand_deployments_are_published_verified_and_run_where_they_are_assigned(
     compiled: dict[str, Any], tmp_path: Path
 ) -> None:

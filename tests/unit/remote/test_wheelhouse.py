@@ -97,6 +97,7 @@ async def test_a_damaged_file_in_the_cache_is_fetched_again(
     assert (await ensure())["alpha-1.0-py3-none-any.whl"].read_bytes() == WHEELS[victim.name]
 
 
+@pytest.mark.flow
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"../x.whl": "' + b"a" * 64 + b'"}', b'{"x.whl": "../../etc"}']
 )

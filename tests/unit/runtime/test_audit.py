@@ -116,6 +116,7 @@ def _trimmed(folder: Path) -> Path:
     return database
 
 
+@pytest.mark.flow
 def test_what_is_old_goes_and_the_chain_holds_from_a_checkpoint(tmp_path: Path) -> None:
     database = _trimmed(tmp_path)
     found = verify_audit(database)
@@ -132,6 +133,7 @@ def test_what_is_old_goes_and_the_chain_holds_from_a_checkpoint(tmp_path: Path) 
     assert verify_audit(database, expected=(1500, "0" * 64)).broken_at == 1500
 
 
+@pytest.mark.flow
 @pytest.mark.parametrize(
     ("sql", "says"),
     [

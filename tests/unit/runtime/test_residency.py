@@ -100,6 +100,7 @@ def test_fault_32_places_are_bytes_and_one_large_model_replaces_several_small_on
     in_virtual_time(work)
 
 
+@pytest.mark.flow
 @pytest.mark.parametrize(("load_s", "works_s", "callers"), [(1.0, 0.2, 4), (6.0, 1.5, 8)])
 def test_fault_56_two_models_on_one_place_take_turns_under_load_and_lose_no_request(
     load_s: float, works_s: float, callers: int
@@ -321,6 +322,7 @@ _TOLD = {"ok", "left", "queue_timeout", "queue_full", "insufficient_capacity", "
          "engine_unhealthy", "engine_killed", "engine_early_exit", "engine_exited"}  # fmt: skip
 
 
+@pytest.mark.flow
 @settings(max_examples=40, deadline=None)
 @given(_STEPS, st.integers(3, 6), st.integers(0, 3))
 def test_the_budget_holds_nothing_that_works_is_unloaded_and_everybody_is_answered(

@@ -109,6 +109,7 @@ def test_a_foreign_or_newer_database_is_refused_by_name(tmp_path: Path, damage: 
     assert caught.value.code == code
 
 
+@pytest.mark.flow
 def test_jobs_are_kept_newest_first_and_a_restart_ends_what_ran(tmp_path: Path) -> None:
     store = _open(tmp_path)
     for number in range(513):
@@ -123,6 +124,7 @@ def test_jobs_are_kept_newest_first_and_a_restart_ends_what_ran(tmp_path: Path) 
     again.close()
 
 
+@pytest.mark.flow
 def test_a_job_that_runs_is_not_forgotten_however_many_end_meanwhile(tmp_path: Path) -> None:
     store = _open(tmp_path)
     store.put_job(JobRow("00000", "pull", "deployment:big", "downloading", 0, 0))
@@ -134,6 +136,7 @@ def test_a_job_that_runs_is_not_forgotten_however_many_end_meanwhile(tmp_path: P
     store.close()
 
 
+@pytest.mark.flow
 def test_a_job_that_was_asked_for_after_the_clock_was_put_back_is_found_as_any_other(tmp_path: Path) -> None:
     store = _open(tmp_path)
     for number in range(512):
