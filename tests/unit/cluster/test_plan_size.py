@@ -17,8 +17,8 @@ from sbctl.runtime.cluster.status import status_document
 from sbctl.trust.peer_kinds import PLACEMENT
 from tests.simulators.cluster_nodes import clustered
 from tests.simulators.cluster_trust import ClusterAuthority
-from tests.simulators.cluster_world import ClusterWorld
-from tests.simulators.engine_world import facts, in_virtual_time, until
+from tests.simulators.cluster_world import ClusterWorld, run_in_cluster
+from tests.simulators.engine_world import facts, until
 from tests.simulators.runtime_world import member
 
 MINUTE_S = 60.0
@@ -99,11 +99,4 @@ def test_a_plan_that_is_too_large_leaves_the_one_before_and_says_what_to_do(
         await until(lambda: w1.starts == 2, at_most_s=10 * MINUTE_S)
         await until(lambda: status_document(a.node.facts())["problem"] is None, at_most_s=MINUTE_S)
 
-    async def work() -> None:
-        world = ClusterWorld(tmp_path)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    in_virtual_time(work)
+    run_in_cluster(tmp_path, scenario)
