@@ -24,7 +24,7 @@ from tests.simulators.runtime_world import member
 MINUTE_S = 60.0
 
 
-def _replica(slot: int, generation: int, **more: int) -> PlacedReplica:
+def _replica(slot: int, generation: int, deadline_unix_ms: int | None = None) -> PlacedReplica:
     return PlacedReplica(
         slot=slot,
         node_id=f"gpu-worker-{slot:04d}",
@@ -38,7 +38,7 @@ def _replica(slot: int, generation: int, **more: int) -> PlacedReplica:
         host_memory_bytes=2**30,
         device_memory_bytes=20 * 2**30,
         artifact_cached=True,
-        **more,
+        deadline_unix_ms=deadline_unix_ms,
     )
 
 
