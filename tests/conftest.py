@@ -19,7 +19,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.lab.fixture import lab  # noqa: E402, F401 - a fixture for every test that asks for hosts
-from tests.scheduling import in_turn, is_light, misplaced  # noqa: E402
+from tests.scheduling import in_turn, misplaced  # noqa: E402
 
 # A busy machine is no fault of what is tested.
 settings.register_profile("any machine", parent=settings(), deadline=None)
@@ -43,9 +43,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asked_for_soak = "soak" in (config.getoption("-m") or "")
     if wrong := misplaced(items):
         raise pytest.UsageError(f"tests/scheduling.py does not list these files with heavy tests: {', '.join(wrong)}")
-    if os.environ.get("SBCTL_AFTER_COVERAGE"):
-        config.hook.pytest_deselected(items=[item for item in items if is_light(item)])
-        items[:] = [item for item in items if not is_light(item)]
     items[:] = in_turn(items)
     for item in items:
         if item.get_closest_marker("soak") and not asked_for_soak:

@@ -3,7 +3,7 @@
 Tests that boot hosts, run commands or drive the real engine take turns on three workers (tests/scheduling.py); as such tests wait for a third
 of their time, that keeps two cores busy. Unit-sized ones fill what is left. The bounded soak, which mostly waits, runs beside all of them and is
 told before the summary of the others. Skips are listed by pytest with their reasons; SBCTL_REQUIRE_ALL=1
-turns them into failures, apart from those marked optional. SBCTL_AFTER_COVERAGE=1 leaves out what `make coverage` runs.
+turns them into failures, apart from those marked optional.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write("left out: comparison with terraform (no such program here)\n")
     if os.geteuid() != 0:
         sys.stdout.write("left out: SSH hosts and mounts (need root); the tests say so one by one\n")
-    if os.environ.get("SBCTL_AFTER_COVERAGE"):
-        sys.stdout.write("left out: what make coverage runs (SBCTL_AFTER_COVERAGE)\n")
     sys.stdout.flush()
     pytest = [sys.executable, "-m", "pytest", "-q", "-m", "not soak"]
     shared = [*pytest, "-n", str(WORKERS), "--dist", "loadscope"]

@@ -16,7 +16,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["HEAVY_MARKERS", "LIGHT_SUITES", "MachineScheduling", "in_turn", "is_light", "misplaced", "place_of"]
+__all__ = ["HEAVY_MARKERS", "LIGHT_SUITES", "MachineScheduling", "in_turn", "misplaced", "place_of"]
 
 HEAVY_MARKERS: Final = ("lab", "engine", "integration", "soak")
 LIGHT_SUITES: Final = ("tests/unit", "tests/providers", "tests/properties", "tests/attacks", "tests/faults")
@@ -85,12 +85,6 @@ def misplaced(items: Iterable[pytest.Item]) -> list[str]:
         if heavy and "soak" not in heavy and (place not in _HEAVY or ("lab" in heavy and place != "lab")):
             found.add(item.nodeid.partition("::")[0])
     return sorted(found)
-
-
-def is_light(item: pytest.Item) -> bool:
-    """Whether `make coverage` runs it."""
-    suites = tuple(f"{suite}/" for suite in LIGHT_SUITES)
-    return item.nodeid.startswith(suites) and not any(item.get_closest_marker(name) for name in HEAVY_MARKERS)
 
 
 class MachineScheduling(LoadScopeScheduling):
