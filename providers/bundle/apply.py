@@ -13,7 +13,7 @@ from providers.bundle.publishing import publish
 from providers.bundle.spec import content_of, digest_of
 from sbctl.base.clock import rfc3339
 from sbctl.base.digests import canonical_json
-from sbctl.base.errors import ArtifactError, EngineError, HostError, StalePlanError
+from sbctl.base.errors import ArtifactError, EngineError, HostError, SbctlError, StalePlanError, error_from_wire
 from sbctl.base.limits import SNAPSHOT_DEADLINE_S
 from sbctl.base.truths import Desired, Recorded
 from sbctl.node.messages import BundleApply, DeploymentAction, Method
@@ -90,7 +90,10 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
     envelope = context.services.sign(BUNDLE_PAYLOAD_TYPE, canonical_json(payload.model_dump(mode="json")))
     refuse_too_large(envelope, f"the bundle of {desired.host}")
     request = BundleApply(envelope=envelope, expected_revision=held_revision)
-    answer = _call(step, context, request.model_dump(mode="json"))
+    try:
+        answer = _call(step, context, request.model_dump(mode="json"))
+    except SbctlError as error:
+        raise _with_what_stays(error, held_revision) from error
     return {
         "bundle": {
             "revision": answer.get("revision", payload.revision),
@@ -99,6 +102,16 @@ def _apply(step: Step, context: PerformContext) -> Mapping[str, Any]:
         },
         "report": answer.get("report"),
     }
+
+
+def _with_what_stays(error: SbctlError, held_revision: int | None) -> SbctlError:
+    """A deployment that failed at a stage of the change did so before the host took anything: say what it goes on with."""
+    if held_revision is None or "stage" not in error.detail:
+        return error
+    step = error.next_step or "repair the cause, then run apply again"
+    return error_from_wire(
+        {**error.to_wire(), "next_step": f"{step}; meanwhile the host stays at revision {held_revision}"}
+    )
 
 
 def _start_what_failed(step: Step, context: PerformContext, snapshot: NodeSnapshot) -> None:

@@ -28,11 +28,21 @@ from sbctl.plan.model import BlastRadius, Plan, PlanMode
 from sbctl.plan.policy import Limits, refusals
 from sbctl.provider import in_todays_form
 from sbctl.remote.observe import FleetObservation, observe_fleet
+from sbctl.state.model import RunSummary
 
 if TYPE_CHECKING:
     from sbctl.plan.saved_plan import SavedPlan
 
-__all__ = ["PlanRequest", "Planned", "desired_of", "limits_of", "plan_against", "planned", "update_of"]
+__all__ = [
+    "PlanRequest",
+    "Planned",
+    "desired_of",
+    "last_run_said",
+    "limits_of",
+    "plan_against",
+    "planned",
+    "update_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +149,16 @@ def _header(workspace: Workspace, config: CompiledConfig | None, observation: Fl
         run = state.last_run
         header["applied_at"] = rfc3339(run.finished_at or run.started_at)
         header["applied_by"] = run.info.operator
-        commit = f" ({run.info.commit[:7]})" if run.info.commit else ""
-        header["state"] = (
-            f"serial {state.serial}, {run.info.command} {header['applied_at']} by {run.info.operator}{commit}"
-        )
+        header["state"] = last_run_said(run)
     return header
+
+
+def last_run_said(run: RunSummary) -> str:
+    """Which run the state is of, and how it ended unless all of it was applied."""
+    ended = {"applied": "", "running": " (unfinished)"}.get(run.status, f" ({run.status})")
+    commit = f" ({run.info.commit[:7]})" if run.info.commit else ""
+    at = rfc3339(run.finished_at or run.started_at)
+    return f"serial {run.serial}, {run.info.command}{ended} {at} by {run.info.operator}{commit}"
 
 
 @contextlib.contextmanager

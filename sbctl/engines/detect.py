@@ -173,9 +173,10 @@ def probe_llama_server(program: Path, *, with_flags: bool = True, libraries: Pat
     said = _ask((str(program), "--version"), _VERSION_MAX_BYTES, libraries)
     match = _VERSION_RE.search(said)
     if match is None:
+        first_line = said.strip().partition("\n")[0]
         raise EngineError(
             "engine.probe_failed",
-            f"{program} does not say a version as llama-server does: {display_safe(said.strip()[:200]) or 'it said nothing'}",
+            f"{program} does not say a version as llama-server does: {display_safe(first_line[:200]) or 'it said nothing'}",
             place=str(program),
             next_step=_RUN_IT,
         )

@@ -273,7 +273,12 @@ def _notes(inputs: PlanInputs, ordered: Sequence[Change]) -> Iterator[str]:
     if inputs.update is not None and any(change.action not in ("no-op", "unreachable") for change in ordered):
         yield f"update: {inputs.update.described(len(inputs.hosts))}"
         if any(_restarts_its_host(change) for change in ordered):
-            yield "a host that restarts is drained first: it answers new requests with 503 and Retry-After until it is back, the others serve"
+            meanwhile = (
+                "the others serve"
+                if len(inputs.hosts) > 1
+                else "and no other serves (without fleet.update requests wait)"
+            )
+            yield f"a host that restarts is drained first: it answers new requests with 503 and Retry-After until it is back, {meanwhile}"
         if inputs.update.canary in inputs.unreachable:
             yield f"the canary {inputs.update.canary} gave no answer, so no host proves this change before the others get it"
     for host, snapshot in sorted(inputs.snapshots.items()):

@@ -42,6 +42,9 @@ _PRAGMAS: Final = (
     ("mmap_size", 0),  # a file cut under a mapping would be a SIGBUS
 )
 
+_LOG_INDEX_BYTES: Final = 32 * 1024
+"""What SQLite needs for the index of its log, before it can read or write anything."""
+
 _IMMUTABLE: Final = "mode=ro&immutable=1"
 
 CONNECTION: type[sqlite3.Connection] = sqlite3.Connection
@@ -85,9 +88,20 @@ def sqlite_error(error: Exception, paths: StatePaths) -> SbctlError:
             next_step="close it (a database browser, a backup program), then run the command again",
             retryable=True,
         )
+    if primary == sqlite3.SQLITE_IOERR and _has_no_room(paths):
+        primary = sqlite3.SQLITE_FULL
     if primary in _ERRNO:
         return fs.disk_error(OSError(_ERRNO[primary], str(error)), paths.database)
     return refusals.corrupt(paths, f"SQLite says: {error}")
+
+
+def _has_no_room(paths: StatePaths) -> bool:
+    """SQLite calls it an I/O error, not a full disk, when its index of the log cannot be made or grow."""
+    try:
+        disk = os.statvfs(paths.database.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LOG_INDEX_BYTES
 
 
 @contextlib.contextmanager

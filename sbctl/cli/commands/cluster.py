@@ -131,6 +131,7 @@ def rotate(
     from sbctl.cli.authority import directory_of, let_in_again
     from sbctl.cli.workspace import Workspace
     from sbctl.trust.authority import Authority
+    from sbctl.views.cluster_views import ROLLOVER_STEPS
     from sbctl.views.console import note, print_json
 
     if ca == bool(nodes):
@@ -138,9 +139,15 @@ def rotate(
     workspace = Workspace(file)
     authority = Authority.open(directory_of(workspace, directory))
     if ca:
-        authority.finish_rollover(workspace.held_identities(), now=workspace.clock.now())
+        held = workspace.held_identities()
+        authority.finish_rollover(held, now=workspace.clock.now())
+        under_way = authority.facts(held).rollover
         fingerprint: str | None = authority.begin_rollover(now=workspace.clock.now())
-        note("apply three times: hosts trust the new CA as well; they get identities of it; the old CA goes")
+        note(
+            "apply three times: hosts trust the new CA as well; they get identities of it; the old CA goes"
+            if under_way is None
+            else f"a CA rollover is under way already, and goes on: {ROLLOVER_STEPS[under_way]}"
+        )
     else:
         fingerprint = None
         records = authority.rotate(nodes or [])

@@ -119,6 +119,8 @@ def test_status_rotate_and_revoke_tell_what_the_next_apply_does(here: Path, caps
     following = told(capsys, "cluster", "rotate", "--ca")["ca"]
     assert told(capsys, "cluster", "status")["rollover"] == "remove", "no host holds an identity by the state"
     assert following in told(capsys, "cluster", "status")["ca"]
+    assert sbctl("cluster", "rotate", "--ca") == 0
+    assert "is under way already, and goes on: 3 of 3" in " ".join(capsys.readouterr().err.split())
     assert sbctl("cluster", "status") == 0
     assert "revoked" in capsys.readouterr().out
 

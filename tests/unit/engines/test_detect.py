@@ -64,6 +64,12 @@ def test_a_program_that_answers_otherwise_is_no_engine(tmp_path: Path, script: s
     assert len(caught.value.message) < 600
 
 
+def test_of_a_program_that_is_no_engine_only_the_first_line_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EngineError) as caught:
+        probe_llama_server(program(tmp_path, "print('false 9.1\\nCopyright')"))
+    assert caught.value.message.endswith("as llama-server does: false 9.1")
+
+
 def test_a_program_that_says_nothing_is_left_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,14 @@ def test_a_host_that_an_update_restarts_is_said_to_be_drained_first(update: bool
     assert any("is drained first" in note for note in notes) is said
 
 
+@pytest.mark.parametrize(("others", "said"), [(["b"], "the others serve"), ([], "no other serves")])
+def test_whether_others_serve_while_a_host_is_drained_is_said(others: list[str], said: str) -> None:
+    known = [each for host in ("a", *others) for each in host_resources(host)]
+    wanted = [*host_resources("a", port=9090), *(each for host in others for each in host_resources(host))]
+    notes = build_plan(inputs(wanted, known, update=UpdatePolicy()), FAKE_PLANNERS).notes
+    assert [said in note for note in notes if "is drained first" in note] == [True]
+
+
 def test_a_host_without_a_snapshot_counts_as_unreachable() -> None:
     resources = host_resources("a")
     plan = build_plan(inputs(resources, resources, snapshots={}), FAKE_PLANNERS)

@@ -16,7 +16,7 @@ from providers.registry import PROVIDERS
 from sbctl import __version__
 from sbctl.base.connection import Connection
 from sbctl.base.digests import canonical_json, fingerprint, sha256_file
-from sbctl.base.errors import HostError, InterruptedBySignal, RefusedError, SbctlError, StalePlanError
+from sbctl.base.errors import EngineError, HostError, InterruptedBySignal, RefusedError, SbctlError, StalePlanError
 from sbctl.base.ids import Address
 from sbctl.base.limits import BUNDLE_MAX_BYTES
 from sbctl.base.secret import Secret
@@ -58,6 +58,7 @@ class PlayedNode:
         self.answer = answer or {}
         self.calls: list[tuple[str, Mapping[str, Any], Mapping[str, Secret]]] = []
         self.sent: list[str] = []
+        self.refuses: SbctlError | None = None
 
     def snapshot(self, deadline_s: float) -> NodeSnapshot:
         return self.shown
@@ -72,6 +73,8 @@ class PlayedNode:
         progress: Progress,
     ) -> Mapping[str, Any]:
         self.calls.append((str(method), json.loads(json.dumps(dict(params))), secrets))
+        if self.refuses is not None:
+            raise self.refuses
         return self.answer
 
     def put(self, sha256: str, source: Path, *, deadline_s: float, progress: Progress) -> None:
@@ -425,6 +428,24 @@ def test_a_node_far_ahead_of_the_state_is_not_caught_up_with(bench: Bench, desir
     with pytest.raises(RefusedError) as caught:
         bench.perform("bundle", "bundle.apply", apply_params(2**53 - 1), desired["bundle"])
     assert caught.value.code == "bundle.revision_far_ahead"
+
+
+@pytest.mark.parametrize(
+    ("held_revision", "detail", "expected"),
+    [
+        (40, {"stage": "start"}, "look at its log; meanwhile the host stays at revision 40"),
+        (None, {"stage": "start"}, "look at its log"),
+        (40, {}, "look at its log"),
+    ],
+)
+def test_an_engine_that_fails_under_a_new_bundle_is_told_with_what_the_host_goes_on_with(
+    bench: Bench, desired: dict[str, Desired], held_revision: int | None, detail: dict[str, str], expected: str
+) -> None:
+    bench.node.shown = SERVED if held_revision is None else held(held_revision)
+    bench.node.refuses = EngineError("engine_early_exit", "it ended", next_step="look at its log", detail=detail)
+    with pytest.raises(EngineError, match="it ended") as caught:
+        bench.perform("bundle", "bundle.apply", apply_params(held_revision), desired["bundle"])
+    assert (caught.value.code, caught.value.next_step) == ("engine_early_exit", expected)
 
 
 def test_a_bundle_that_came_back_with_its_runtime_is_kept(bench: Bench, desired: dict[str, Desired]) -> None:

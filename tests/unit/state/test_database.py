@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,6 +165,22 @@ def failure(name: str) -> sqlite3.Error:
     ],
 )
 def test_sqlite_errors_become_ours(tmp_path: Path, name: str, code: str) -> None:
+    assert sqlite_error(failure(name), StatePaths(tmp_path)).code == code
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "name", "code"),
+    [
+        (0, "SQLITE_IOERR_SHMSIZE", "disk.full"),
+        (31 * 1024, "SQLITE_IOERR_WRITE", "disk.full"),
+        (32 * 1024, "SQLITE_IOERR_WRITE", "disk.io_error"),
+        (0, "SQLITE_IOERR_SHORT_READ", "state.corrupt"),
+    ],
+)
+def test_an_io_error_on_a_full_disk_is_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, name: str, code: str
+) -> None:
+    monkeypatch.setattr("os.statvfs", lambda _path: SimpleNamespace(f_bavail=free_bytes // 1024, f_frsize=1024))
     assert sqlite_error(failure(name), StatePaths(tmp_path)).code == code
 
 
