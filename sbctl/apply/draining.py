@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from sbctl.apply.schedule import Unit, goes_out
+from sbctl.apply.schedule import Unit, first_felt, goes_out
 from sbctl.apply.steps import RunContext
 from sbctl.base.display import format_duration_s
 from sbctl.base.errors import HostError, InputError, SbctlError
@@ -36,14 +36,19 @@ class HostDrain:
         """What the host says before its first change."""
         self._serves = snapshot.runtime.healthy and (snapshot.bundle is not None or snapshot.cluster is not None)
 
-    def before(self, unit: Unit) -> None:
-        """Drain once, before the first change that restarts something; leave the cluster once, before any change. Raises SbctlError, with
-        HostError `cluster.evacuation_unfinished` where what runs here is not ready elsewhere in time."""
-        run = self._run
+    def before_unit(self, unit: Unit) -> None:
+        """Leave the cluster once, before any change. Raises SbctlError, with HostError `cluster.evacuation_unfinished` where what runs here is
+        not ready elsewhere in time."""
         if unit.leaves and not self._left:
             self._leave()
             self._left = True
+
+    def before_step(self, unit: Unit, number: int) -> None:
+        """Drain once, before the first step that users of the host may notice: bringing a new version is none. Raises SbctlError."""
+        run = self._run
         if run.options.update is None or self._drained or not self._serves or not goes_out((unit,)):
+            return
+        if number < first_felt(unit):
             return
         deadline_s = run.options.drain_deadline_s
         self._drained = True

@@ -113,7 +113,7 @@ class HostChain:
             if not unit.only_forgets:
                 if not self._ready(unit):
                     return False
-                self._drain.before(unit)
+                self._drain.before_unit(unit)
                 self._run_steps(unit, done)
             else:
                 self._forget(unit)
@@ -165,12 +165,15 @@ class HostChain:
         if attempt is not None:
             run.journal.record(attempt)
         for number, step in enumerate(steps[:-1]):
+            self._drain.before_step(unit, number)
             started_s = run.clock.monotonic_s()
             done[step.key] = self._steps.perform(unit, number)
             run.journal.outcome(step.key, "done", None)
             self._steps.tell_finished(unit, step, "done", started_s)
             if run.cancel.stopping:
                 raise _Interrupted
+        if steps:
+            self._drain.before_step(unit, len(steps) - 1)
         started_s = run.clock.monotonic_s()
         results = dict(done)
         if steps:

@@ -14,7 +14,7 @@ from sbctl.base.ids import Address
 from sbctl.plan.model import BlastRadius, Change, Plan
 from sbctl.plan.order import execution_graph
 
-__all__ = ["Unit", "goes_out", "hosts_needed", "leaving_hosts", "refuse_blocked", "units_by_host"]
+__all__ = ["Unit", "first_felt", "goes_out", "hosts_needed", "leaving_hosts", "refuse_blocked", "units_by_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,11 @@ def goes_out(units: Iterable[Unit]) -> bool:
     """Whether users of the host may notice its changes: one of them restarts something or breaks something."""
     own = (unit for unit in units if not unit.change.is_fleet_wide)
     return any(row.blast_radius >= BlastRadius.RESTART for unit in own for row in unit.rows)
+
+
+def first_felt(unit: Unit) -> int:
+    """Which of its steps users of the host may be the first to notice: the first with a downtime of its own; where none says so, any may be."""
+    return next((number for number, step in enumerate(unit.change.steps) if step.downtime != "none"), 0)
 
 
 def hosts_needed(units: Mapping[str, tuple[Unit, ...]]) -> Mapping[str, frozenset[str]]:

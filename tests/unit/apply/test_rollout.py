@@ -14,7 +14,7 @@ from sbctl.apply.events import HostStarted, RolloutPaused
 from sbctl.base.errors import ExitCode, InputError
 from sbctl.base.update_policy import UpdatePolicy
 from sbctl.node.lease import LeaseClaim
-from sbctl.plan.model import BlastRadius, Plan
+from sbctl.plan.model import BlastRadius, Change, Plan
 from tests.simulators.small_kinds import Wanted, member_of
 from tests.simulators.small_world import SmallWorld
 
@@ -155,6 +155,20 @@ class TestDrain:
         assert (methods[0], methods[-1]) == ("host.drain", "host.resume")
         assert methods.count("host.drain") == 1
         assert world.fleet.hosts["a"].drained_by == set()
+
+    def test_it_waits_until_what_a_change_only_brings_is_there(self) -> None:
+        world = SmallWorld("a")
+        world.apply({"a": self.SERVING["a"]})
+        plan = world.plan({"a": self.CHANGED["a"]})
+
+        def noticed_at_the_end(change: Change) -> Change:
+            steps = (*change.steps[:-1], *(replace(step, downtime="queue") for step in change.steps[-1:]))
+            return replace(change, blast_radius=BlastRadius.RESTART, steps=steps)
+
+        world.fleet.calls.clear()
+        changed = replace(plan, changes=tuple(map(noticed_at_the_end, plan.changes)))
+        assert world.execute(changed, update=UpdatePolicy()).exit_code == ExitCode.DONE
+        assert world.fleet.methods("a") == ["engine.install", "host.drain", "engine.remove", "host.resume"]
 
     def test_a_host_is_in_service_again_after_a_failure(self) -> None:
         world = SmallWorld("a")
