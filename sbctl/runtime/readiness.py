@@ -144,7 +144,8 @@ class ProgressWatch:
         self._probe = probe
         self._times = times
         self._last_seen: tuple[float, ...] | None = None
-        now_s = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        now_s = self._loop.time()
         self._progress_at_s = now_s
         self._answered_at_s = now_s
         self._free_at_s = now_s
@@ -152,7 +153,7 @@ class ProgressWatch:
 
     def progressed(self) -> None:
         """Bytes of an answer arrived."""
-        self._progress_at_s = self._answered_at_s = asyncio.get_running_loop().time()
+        self._progress_at_s = self._answered_at_s = self._loop.time()
 
     async def check(self, *, active: int) -> EngineError | None:
         return await self._while_busy(active) if active else await self._while_idle()

@@ -6,13 +6,13 @@ has counted is charged for the prompt and for what had arrived by then.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from sbctl.runtime.gateway.asked import Asked
 from sbctl.runtime.gateway.form import AskedForm
 from sbctl.runtime.gateway.ports import Keys
 from sbctl.runtime.gateway.relay import Relay
+from sbctl.runtime.loop_time import LoopTime
 from sbctl.runtime.routes import Caller
 
 __all__ = ["Accounts", "estimated_tokens", "used_tokens"]
@@ -27,31 +27,28 @@ class Accounts:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
+        self._now_s = LoopTime()
 
     def take(self, caller: Caller) -> None:
         """One request. Raises SbctlError `rate_limited`."""
         if caller.name is not None and caller.entry is not None:
-            self._keys.take(caller.name, caller.entry, now_s=_now_s())
+            self._keys.take(caller.name, caller.entry, now_s=self._now_s())
 
     def lines(self, caller: Caller | None) -> str:
         """What the caller is told of its limits, as it stands in a head."""
         if caller is None or caller.name is None or caller.entry is None:
             return ""
-        return self._keys.lines(caller.name, caller.entry, now_s=_now_s())
+        return self._keys.lines(caller.name, caller.entry, now_s=self._now_s())
 
     def reserve(self, caller: Caller, asked: Asked | AskedForm) -> int:
         """Tokens; 0 where there is nothing to settle. Raises SbctlError `rate_limited`."""
         if caller.name is None or caller.entry is None or caller.entry.tokens_per_minute is None:
             return 0
-        return self._keys.reserve(caller.name, caller.entry, estimated_tokens(asked), now_s=_now_s())
+        return self._keys.reserve(caller.name, caller.entry, estimated_tokens(asked), now_s=self._now_s())
 
     def settle(self, caller: Caller, reserved: int, used: int) -> None:
         if caller.name is not None and caller.entry is not None:
-            self._keys.settle(caller.name, caller.entry, reserved=reserved, used=used, now_s=_now_s())
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+            self._keys.settle(caller.name, caller.entry, reserved=reserved, used=used, now_s=self._now_s())
 
 
 def estimated_tokens(asked: Asked | AskedForm) -> int:

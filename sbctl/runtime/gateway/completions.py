@@ -7,7 +7,6 @@ which closes the engine's connection. Before the first byte of an answer another
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Callable
 from typing import Final, Literal
@@ -28,6 +27,7 @@ from sbctl.runtime.gateway.request import Request
 from sbctl.runtime.gateway.upstream import request_head
 from sbctl.runtime.generation import Generation, Lease
 from sbctl.runtime.log import get_log
+from sbctl.runtime.loop_time import LoopTime
 from sbctl.runtime.replica import Replica
 from sbctl.runtime.routes import Caller
 from sbctl.runtime.seldom import Seldom
@@ -55,7 +55,8 @@ class Completions:
         self._on_loopback = bound_to_loopback
         self._stopping = False
         self._log = get_log("data")
-        self._seldom = Seldom(lambda: asyncio.get_running_loop().time())
+        self._now_s = LoopTime()
+        self._seldom = Seldom(self._now_s)
 
     # As flight.Way
 
@@ -69,7 +70,7 @@ class Completions:
             return None
         if lease is None:
             return None
-        request.admitted_s = asyncio.get_running_loop().time()
+        request.admitted_s = self._now_s()
         try:
             connection = lease.replica.client.pool.kept()
         except SbctlError:
@@ -102,7 +103,7 @@ class Completions:
             used = used_tokens(request.asked, request.relay, left=status == 499)
             self._accounts.settle(request.caller, request.reserved, used)
         if request.served is not None:
-            self._count(request, relay, status, asyncio.get_running_loop().time())
+            self._count(request, relay, status, self._now_s())
 
     # The way to an engine
 
@@ -145,7 +146,7 @@ class Completions:
         )
 
     async def _ask_external(self, request: Request, member: ExternalMember) -> Relay:
-        request.admitted_s = asyncio.get_running_loop().time()
+        request.admitted_s = self._now_s()
         body, content_type = provider_body(request.asked, model=member.models[request.name])
         path = request.operation.path.removeprefix("/v1")
         question = Question(
@@ -194,10 +195,10 @@ class Completions:
                 await self._count_tokens(request, generation)
             try:
                 lease = await generation.admit(request.priority, avoid=request.failed)
-                request.admitted_s = asyncio.get_running_loop().time()
+                request.admitted_s = self._now_s()
                 return lease
             except SbctlError as error:
-                waited_ms = (asyncio.get_running_loop().time() - request.began_s) * 1000
+                waited_ms = (self._now_s() - request.began_s) * 1000
                 is_replaced = error.code == "draining" and self._desired.routes is not table
                 if not is_replaced or waited_ms > generation.member.queue_timeout_ms:
                     self._meter.rejected(generation.deployment, request.priority, error.code)

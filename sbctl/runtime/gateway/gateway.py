@@ -81,7 +81,7 @@ class Gateway(Completions):
                 apart = self._serve_apart(operation, head, body, caller, request_id)
                 return asyncio.get_running_loop().create_task(apart)
             counted = self._drain.request()
-            began_s = asyncio.get_running_loop().time()
+            began_s = self._now_s()
             asked = read_asked(body, operation.kind)
             request = self._taken_up(operation, asked, head, caller, request_id=request_id, began_s=began_s)
             flight = Flight(self, counted, request)
@@ -99,7 +99,7 @@ class Gateway(Completions):
         self, operation: Operation, head: RequestHead, body: bytes, caller: ClientConnection, request_id: str
     ) -> None:
         """A body whose reading would keep others waiting is read in a thread."""
-        began_s = asyncio.get_running_loop().time()
+        began_s = self._now_s()
         try:
             with self._drain.request():
                 asked: Asked | AskedForm

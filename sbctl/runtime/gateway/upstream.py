@@ -13,6 +13,7 @@ from typing import Final, Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from sbctl.engines.model import EngineAddress
+from sbctl.runtime.loop_time import LoopTime
 
 __all__ = ["ENGINE_ERRORS", "AnswerSink", "EngineConnection", "EnginePool", "Pool", "request_head"]
 
@@ -240,6 +241,7 @@ class Pool:
 
     def __init__(self, *, idle_s: float) -> None:
         self._idle_s = idle_s
+        self._now_s = LoopTime()
         self._idle: deque[EngineConnection] = deque()
         self._open: set[EngineConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -274,11 +276,10 @@ class Pool:
         if self._closed:
             connection.close()
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since_s = loop.time()
+        connection.idle_since_s = self._now_s()
         self._idle.append(connection)
         if self._sweep is None:
-            self._sweep = loop.call_later(self._idle_s / 4, self._close_idle)
+            self._sweep = asyncio.get_running_loop().call_later(self._idle_s / 4, self._close_idle)
 
     def forget(self, connection: EngineConnection) -> None:
         self._open.discard(connection)
