@@ -260,14 +260,20 @@ def litellm(program: str, engine: int) -> Iterator[Side | None]:
             yield Side("LiteLLM proxy", port, tuple(pids))
 
 
+def engine_program(folder: Path, engine: str) -> Path:
+    """One that a runtime can start as its llama-server."""
+    program = folder / "llama-server"
+    start = f"runpy.run_path({str(ENGINES[engine])!r}, run_name='__main__')"
+    program.write_text(f"#!{sys.executable}\nimport runpy\n{start}\n")
+    program.chmod(0o755)
+    return program
+
+
 @contextlib.contextmanager
 def gateway(engine: str) -> Iterator[Side]:
     with tempfile.TemporaryDirectory() as folder:
         node = Path(folder)
-        program = node / "llama-server"
-        start = f"runpy.run_path({str(ENGINES[engine])!r}, run_name='__main__')"
-        program.write_text(f"#!{sys.executable}\nimport runpy\n{start}\n")
-        program.chmod(0o755)
+        program = engine_program(node, engine)
         operator = Operator()
         prepare_node(node, operator, admin_enabled=True)
         keys = {"app": ApiKeyEntry(sha256=sha256_bytes(KEY.encode()), requests_per_minute=100_000_000)}

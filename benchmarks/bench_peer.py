@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 import uvloop  # noqa: E402
 from httptools import HttpRequestParser, HttpResponseParser  # noqa: E402
 
-from benchmarks.bench_gateway import BENCH, ENGINE, KEY, Measured, Side, gateway, load, measure, request, row  # noqa: E402
+from benchmarks.bench_gateway import BENCH, KEY, Measured, Side, engine_program, gateway, load, measure, request, row  # noqa: E402
 from sbctl.base.digests import sha256_bytes  # noqa: E402
 from sbctl.runtime.peer.envelope import Audience, Errand, sign_dispatch  # noqa: E402
 from sbctl.runtime.peer.framing import CONTENT_TYPE, DISPATCH_PATH, frame  # noqa: E402
@@ -65,9 +65,7 @@ def cluster() -> Iterator[Side]:
             write_peer_file(etc, kit, "worker" if name == "w-a" else "gateway")
             nodes[name] = PeerProcess(Path(folder) / name)
             stack.callback(nodes[name].end)
-        program = Path(folder) / "llama-server"
-        program.write_text(f"#!{sys.executable}\n" + ENGINE.read_text().partition("\n")[2])
-        program.chmod(0o755)
+        program = engine_program(Path(folder), "bare")
         served = member(
             weights(Path(folder)),
             program,
@@ -199,7 +197,7 @@ def main() -> None:
     asked = parser.parse_args()
     results: dict[str, Measured] = {}
     rounds: dict[str, list[float]] = {"local": [], "peer": []}
-    with gateway() as here, cluster() as there:
+    with gateway("bare") as here, cluster() as there:
         for name, side in (("local", here), ("peer", there)):
             results[name] = uvloop.run(measure(side, asked.seconds, with_streams=True))
         for _ in range(ROUNDS):
