@@ -154,7 +154,10 @@ def read_events(
 
 
 def _read(database: Path, after: int | None, limit: int, deployment: str | None, since: str) -> EventsAnswer:
-    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as connection:
+    uri = f"{database.as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)) as connection:
+        # All of one moment: an event that came between two questions would be told with this cursor and again behind it.
+        connection.execute("BEGIN")
         if connection.execute("SELECT 1 FROM sqlite_master WHERE type='table' AND name='event'").fetchone() is None:
             return EventsAnswer(events=(), cursor=0)
         newest = int(connection.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0])

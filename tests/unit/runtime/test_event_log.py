@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,28 @@ def test_events_come_back_in_their_order_and_from_a_cursor_on(database: Path) ->
     assert ([event.message for event in rest.events], rest.more) == (["f"], False)
     assert len(read_events(database, after=None, limit=9, deployment="chat").events) == 3
     assert read_events(database, after=None, limit=9, since="2026-11-29T12:00:01Z").events == ()
+
+
+def test_an_event_that_comes_while_others_are_read_is_told_once(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(database, "a")
+    connect = sqlite3.connect
+
+    class Busy(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            answer = super().execute(sql, *values)
+            if sql.startswith("SELECT coalesce(max(seq)"):
+                with monkeypatch.context() as patched:
+                    patched.setattr(sqlite3, "connect", connect)
+                    record_event(database, Clock(), EventKind.REPLICA_CHANGED, "meanwhile")
+            return answer
+
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Busy))
+    first = read_events(database, after=0, limit=9)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    then = read_events(database, after=first.cursor, limit=9)
+    assert [event.message for event in (*first.events, *then.events)] == ["a", "meanwhile"]
 
 
 def test_a_filter_moves_the_cursor_past_what_it_leaves_out(database: Path) -> None:
