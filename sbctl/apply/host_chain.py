@@ -147,7 +147,7 @@ class HostChain:
         try:
             self._steps.take_lease()
             snapshot = self._steps.observe("comparing the host with the plan")
-            self._run.verifier.check_facts(self.host, snapshot)
+            self._run.verifier.check_facts(self.host, snapshot, self._run.clock.now())
             self._drain.observed(snapshot)
         except HardStopped:
             self._settle_rest("not_started", "interrupted", first=unit)

@@ -17,7 +17,7 @@ from sbctl.base.errors import HostError, SbctlError, StalePlanError
 from sbctl.base.ids import Address
 from sbctl.base.truths import ATTEMPTED, Desired, Recorded
 from sbctl.node.snapshot import NodeSnapshot
-from sbctl.plan.model import Change, DiffContext, Leaf, Plan, Step
+from sbctl.plan.model import BlastRadius, Change, DiffContext, Leaf, Plan, Step
 from sbctl.provider import Provider
 
 __all__ = ["Verifier", "attempt_of", "degraded_replicas", "recorded_of"]
@@ -76,10 +76,10 @@ class Verifier:
             if change.action not in ("unreachable", "forget"):
                 self._rows.setdefault(change.host, []).append(change)
 
-    def check_facts(self, host: str, snapshot: NodeSnapshot) -> None:
+    def check_facts(self, host: str, snapshot: NodeSnapshot, now: datetime) -> None:
         """Raises StalePlanError `plan.facts_changed` at the first decisive fact that is not as planned, also of rows that do not change.
 
-        What concerns all hosts changes on each as soon as one has it, so its own step compares.
+        What concerns all hosts changes on each as soon as one has it, so its own step compares. What came back by itself is as it was wanted.
         """
         rows = self._rows.get(host, ())
         shared = {change.address for change in rows if change.is_fleet_wide}
@@ -89,15 +89,24 @@ class Verifier:
             provider = self._providers[change.address.kind]
             found = provider.interpret(snapshot, change.address, change.recorded).decisive
             for fact in sorted(change.decisive.keys() | found.keys()):
-                planned, now = change.decisive.get(fact), found.get(fact)
-                if not _same(planned, now):
-                    raise StalePlanError(
-                        "plan.facts_changed",
-                        f"{change.address} is not as it was planned: {fact} was {_shown(planned)}, now it is {_shown(now)}",
-                        place=host,
-                        next_step="plan again; nothing was changed on this host",
-                        detail={"address": str(change.address), "fact": fact, "planned": planned, "found": now},
-                    )
+                planned, there = change.decisive.get(fact), found.get(fact)
+                if _same(planned, there):
+                    continue
+                if self._came_back(change, snapshot, now):
+                    break
+                raise StalePlanError(
+                    "plan.facts_changed",
+                    f"{change.address} is not as it was planned: {fact} was {_shown(planned)}, now it is {_shown(there)}",
+                    place=host,
+                    next_step="plan again; nothing was changed on this host",
+                    detail={"address": str(change.address), "fact": fact, "planned": planned, "found": there},
+                )
+
+    def _came_back(self, change: Change, snapshot: NodeSnapshot, now: datetime) -> bool:
+        """Whether the host repaired what was to be repaired, as a runtime does that fetches removed weights anew. Only of what nobody notices
+        when it is done once more."""
+        is_repair = change.drifted and change.recorded is not None and change.blast_radius is BlastRadius.HITLESS
+        return is_repair and self._diff(change, snapshot, change.recorded, now).action == "no-op"
 
     def check_converged(
         self, unit: Unit, snapshot: NodeSnapshot, recorded: Mapping[Address, Recorded], now: datetime

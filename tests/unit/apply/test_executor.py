@@ -23,7 +23,7 @@ from sbctl.base.errors import (
 )
 from sbctl.base.ids import Address
 from sbctl.node.snapshot import NodeSnapshot
-from sbctl.plan.model import Change
+from sbctl.plan.model import BlastRadius, Change
 from tests.simulators.small_kinds import EngineKind, Wanted, facts_of, member_of
 from tests.simulators.small_world import SmallWorld
 
@@ -210,6 +210,24 @@ def test_facts_that_changed_since_the_plan_stop_that_host_before_its_first_step(
     assert "state" in error.message
     assert (result.hosts[0].status, result.exit_code) == ("stale", ExitCode.STALE)
     assert not [call for call in world.fleet.calls if call.host == "a" and call.method != "snapshot"]
+
+
+@pytest.mark.parametrize(
+    ("radius", "code"), [(BlastRadius.HITLESS, ExitCode.DONE), (BlastRadius.RESTART, ExitCode.STALE)]
+)
+def test_what_came_back_by_itself_is_no_stale_plan_where_nobody_notices_the_repair(
+    radius: BlastRadius, code: ExitCode
+) -> None:
+    world = SmallWorld("a")
+    world.apply({"a": Wanted("1.0", ("m",))})
+    world.fleet.hosts["a"].artifacts.clear()
+    plan = world.plan({"a": Wanted("1.0", ("m",))})
+    (repair,) = (change for change in plan.changes if change.steps)
+    repair = replace(repair, drifted=True, blast_radius=radius)
+    plan = replace(plan, changes=tuple(repair if one.address == repair.address else one for one in plan.changes))
+    pull = {"artifact": facts_of("m").model_dump(mode="json")}
+    world.fleet.hosts["a"].call("artifact.pull", pull, {}, lambda d, t: None)
+    assert world.execute(plan).exit_code == code
 
 
 def test_a_row_that_does_not_change_is_checked_too() -> None:
