@@ -16,11 +16,9 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["HEAVY_MARKERS", "LIGHT_SUITES", "MachineScheduling", "in_turn", "misplaced", "place_of"]
+__all__ = ["HEAVY_MARKERS", "MachineScheduling", "in_turn", "misplaced", "place_of"]
 
 HEAVY_MARKERS: Final = ("lab", "engine", "integration", "soak")
-LIGHT_SUITES: Final = ("tests/unit", "tests/providers", "tests/properties", "tests/attacks", "tests/faults")
-"""What `make coverage` measures by, without tests that are heavy."""
 _LAB_FILES: Final = (
     "tests/lab/*",
     "tests/*/test_lab_*.py",

@@ -205,17 +205,15 @@ def _settle_directory(path: Path, mode: int) -> None:
         raise disk_error(error, path) from error
 
 
-def read_bounded(path: Path, *, max_bytes: int) -> bytes:
-    """The whole regular file, never more than `max_bytes`, never a FIFO, device or directory.
+def open_regular(path: Path, *, right_path: str = "check the path") -> int:
+    """A descriptor to read a regular file by, never a FIFO, device or directory. `right_path`: what to do where another file was meant.
 
-    Raises InputError `file.missing`, `file.not_regular`, `file.too_large`, `file.unreadable`.
+    Raises InputError `file.missing`, `file.not_regular`, `file.unreadable`.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise InputError(
-            "file.missing", "there is no such file", place=str(path), next_step="check the path"
-        ) from error
+        raise InputError("file.missing", "there is no such file", place=str(path), next_step=right_path) from error
     except OSError as error:
         raise InputError(
             "file.unreadable",
@@ -223,10 +221,19 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
             place=str(path),
             next_step="see whether this user may read the file, and every directory above it",
         ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError("file.not_regular", "this is not a regular file", place=str(path), next_step=right_path)
+    return fd
+
+
+def read_bounded(path: Path, *, max_bytes: int) -> bytes:
+    """The whole regular file, never more than `max_bytes`, never a FIFO, device or directory.
+
+    Raises InputError `file.missing`, `file.not_regular`, `file.too_large`, `file.unreadable`.
+    """
+    fd = open_regular(path)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError("file.not_regular", "this is not a regular file", place=str(path))
         chunks, total = [], 0
         while chunk := os.read(fd, min(1 << 20, max_bytes + 1 - total)):
             chunks.append(chunk)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from sbctl.base import fs
 from sbctl.base.errors import InputError, RefusedError
 from sbctl.base.file_slice import FileSlice
 from sbctl.base.limits import PACK_MANIFEST_MAX_BYTES
@@ -132,28 +132,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 def _opened(path: Path) -> BinaryIO:
     """A regular file. Raises InputError."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError as error:
-        raise InputError(
-            "file.missing", "there is no such file", place=str(path), next_step="check the path; sbctl pack writes one"
-        ) from error
-    except OSError as error:
-        raise InputError(
-            "file.unreadable",
-            f"the file cannot be opened: {error.strerror}",
-            place=str(path),
-            next_step="see whether this user may read the file, and every directory above it",
-        ) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise InputError(
-            "file.not_regular",
-            "this is not a regular file",
-            place=str(path),
-            next_step="give the path of a file that sbctl pack wrote",
-        )
-    return os.fdopen(fd, "rb")
+    return os.fdopen(fs.open_regular(path, right_path="check the path; sbctl pack writes such a file"), "rb")
 
 
 def _member(file: BinaryIO, path: Path, name: str, max_bytes: int) -> bytes | None:

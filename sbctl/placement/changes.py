@@ -36,11 +36,6 @@ class PlaceChange:
     after: Place | None
     has_weights: bool = False
 
-    @property
-    def moves(self) -> bool:
-        """Whether it goes from one node to another."""
-        return self.before is not None and self.after is not None and self.before.node_id != self.after.node_id
-
 
 def changes(
     before: PlacementPlan, after: PlacementPlan, view: ClusterView, demands: Mapping[str, DeploymentDemand]

@@ -120,10 +120,6 @@ class Reporter:
             assignment=None if self._obeying is None else self._obeying.mark(),
         )
 
-    def look_again(self) -> None:
-        """Something on the disk is another: weights came."""
-        self._looked_s = None
-
     def _capacity(self) -> CapacityReport:
         total = (gpu.get("memory_total_bytes") for gpu in self.devices.usable)
         return CapacityReport(

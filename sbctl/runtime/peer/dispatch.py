@@ -25,6 +25,7 @@ from sbctl.runtime.gateway.form import AskedForm
 from sbctl.runtime.gateway.ports import Client
 from sbctl.runtime.gateway.relay import Relay
 from sbctl.runtime.log import get_log
+from sbctl.runtime.loop_time import LoopTime
 from sbctl.runtime.peer.candidates import Selection
 from sbctl.runtime.peer.choice import ATTEMPTS_MAX, Candidate, choose
 from sbctl.runtime.peer.client import PeerClient
@@ -84,10 +85,10 @@ class Dispatcher:
         self._metrics = metrics
         self._running: Counter[tuple[str, str]] = Counter()
         """Requests of ours, by node and deployment."""
-        self._rests = Rests(lambda: asyncio.get_running_loop().time())
+        self._rests = Rests(LoopTime())
         metrics.watch_failing(lambda: len(self._rests))
         self._log = get_log("dispatch")
-        self._seldom = Seldom(lambda: asyncio.get_running_loop().time())
+        self._seldom = Seldom(LoopTime())
 
     async def ask(self, request: ClusterRequest) -> Relay:
         """The relay of an answer that has begun and ended.

@@ -286,8 +286,10 @@ async def test_a_caller_that_leaves_the_queue_frees_its_place(make: Any) -> None
         writer.write(post())
         await world.until(lambda: world.gate.queued == 1)
     await world.until(lambda: world.gate.queued == 0)
+    assert world.gate.active == len(held)
     for permit in held:
         permit.release()
+    assert world.gate.active == 0
 
 
 @pytest.mark.parametrize("how", ["closes", "breaks", "garbage", "error", "endless line"])

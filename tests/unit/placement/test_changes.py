@@ -101,4 +101,6 @@ def test_a_newcomer_is_named_as_the_reason() -> None:
     world.workers["n1"] = late
     found = changes(before, world.evaluate(), world.view, world.demands)
     assert found
-    assert {(one.why, one.moves, one.after.node_id if one.after else "") for one in found} == {("newcomer", True, "n1")}
+    assert {one.why for one in found} == {"newcomer"}
+    assert {one.after.node_id for one in found if one.after} == {"n1"}
+    assert all(one.before and one.after and one.before.node_id != "n1" for one in found)
